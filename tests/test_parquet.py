@@ -900,3 +900,39 @@ def test_a_dictionary_value_that_is_repeated_is_decoded_in_parts(tmp_path):
     assert (tmp_path / "x.parquet").stat().st_size < 3 << 20
     source = ParquetDataSource(tmp_path / "x.parquet", cache_bytes=0)
     assert source[299]["x"] == table["x"][0].as_py()
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Asia/Tokyo", "+01:30", "-08:00", None])
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_nested_times_have_the_zone_of_the_writer(tmp_path, unit, zone):
+    """Files have no seconds: these are milliseconds, and the zone is in what the writer adds."""
+    rng = random.Random(f"{unit} {zone}")
+    time, path = pa.timestamp(unit, zone), tmp_path / "t.parquet"
+    kinds = [
+        pa.struct([("a", pa.int64()), ("t", time)]),
+        pa.struct([("x", pa.struct([("t", time)])), ("y", pa.timestamp("us", "UTC"))]),
+        pa.list_(pa.struct([("t", time), ("u", pa.string())])),
+    ]
+    values = [
+        lambda: {"a": rng.randrange(9), "t": rng.randrange(10**9)},
+        lambda: {"x": {"t": rng.randrange(10**9)}, "y": rng.randrange(10**9)},
+        lambda: [{"t": rng.randrange(10**9), "u": "u"} for _ in range(rng.randrange(3))],
+    ]
+    columns = [
+        (str(number), pa.array([value() for _ in range(5)], kind))
+        for number, (kind, value) in enumerate(zip(kinds, values, strict=True))
+    ]
+    rng.shuffle(columns)
+    pq.write_table(pa.table(dict(columns)), path)
+    found = list(ParquetIterDataset(str(path)))
+
+    def shown(value):
+        if isinstance(value, np.ndarray | list):
+            return [shown(item) for item in value]
+        if isinstance(value, dict):
+            return {key: shown(item) for key, item in value.items()}
+        if isinstance(value, datetime.datetime):
+            return value.isoformat()
+        return value
+
+    assert shown(found) == shown(pq.read_table(path).to_pylist())

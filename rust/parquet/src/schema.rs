@@ -4,8 +4,13 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use arrow_array::RecordBatchReader;
+use arrow_ipc::convert::fb_to_schema;
+use arrow_ipc::root_as_message;
 use arrow_schema::{DataType, Field, FieldRef, Fields, TimeUnit};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use grainmill_core::Error;
+use parquet::arrow::ARROW_SCHEMA_META_KEY;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, RowGroups,
 };
@@ -175,15 +180,58 @@ fn hint(metadata: &Arc<ParquetMetaData>, int96_unit: Option<TimeUnit>) -> Option
     let read =
         ArrowReaderMetadata::try_new(Arc::clone(metadata), ArrowReaderOptions::default()).ok()?;
     let schema = metadata.file_metadata().schema_descr();
+    let mut zones = writers_zones(metadata).unwrap_or_default();
+    if zones.len() != schema.num_columns() {
+        zones = vec![None; schema.num_columns()];
+    }
     let mut leaves = schema
         .columns()
         .iter()
-        .map(|leaf| int96_unit.filter(|_| leaf.physical_type() == Type::INT96));
+        .zip(zones)
+        .map(|(leaf, zone)| (int96_unit.filter(|_| leaf.physical_type() == Type::INT96), zone));
     Some(read.schema().fields().iter().map(|field| plain_field(field, &mut leaves)).collect())
 }
 
-/// The units of the leaves of a type, in their order, for those that get another.
-type Units<'a> = &'a mut dyn Iterator<Item = Option<TimeUnit>>;
+/// The time zones that the writer had in memory, of all leaves. The crate leaves out those of seconds,
+/// which files have as milliseconds.
+fn writers_zones(metadata: &ParquetMetaData) -> Option<Vec<Option<Arc<str>>>> {
+    let pairs = metadata.file_metadata().key_value_metadata()?;
+    let text = pairs.iter().find(|pair| pair.key == ARROW_SCHEMA_META_KEY)?.value.as_ref()?;
+    let bytes = BASE64_STANDARD.decode(text).ok()?;
+    let message = match bytes.strip_prefix(&[0xff; 4]) {
+        Some(rest) => rest.get(4..)?, // its length
+        None => &bytes,
+    };
+    let schema = root_as_message(message).ok()?.header_as_schema().map(fb_to_schema)?;
+    let mut zones = Vec::new();
+    for field in schema.fields() {
+        add_zones(field.data_type(), &mut zones);
+    }
+    Some(zones)
+}
+
+fn add_zones(data_type: &DataType, zones: &mut Vec<Option<Arc<str>>>) {
+    match data_type {
+        DataType::List(item)
+        | DataType::ListView(item)
+        | DataType::LargeList(item)
+        | DataType::LargeListView(item)
+        | DataType::FixedSizeList(item, _)
+        | DataType::Map(item, _) => add_zones(item.data_type(), zones),
+        DataType::Struct(fields) => {
+            for field in fields {
+                add_zones(field.data_type(), zones);
+            }
+        }
+        DataType::Dictionary(_, values) => add_zones(values, zones),
+        DataType::RunEndEncoded(_, values) => add_zones(values.data_type(), zones),
+        DataType::Timestamp(_, zone) => zones.push(zone.clone()),
+        _ => zones.push(None),
+    }
+}
+
+/// Of the leaves of a type, in their order: another unit, and another time zone, if they get one.
+type Units<'a> = &'a mut dyn Iterator<Item = (Option<TimeUnit>, Option<Arc<str>>)>;
 
 fn plain_field(field: &FieldRef, units: Units<'_>) -> FieldRef {
     let data_type = plain(field.data_type(), units);
@@ -215,8 +263,12 @@ fn plain(data_type: &DataType, units: Units<'_>) -> DataType {
         DataType::BinaryView => DataType::Binary,
         other => other.clone(),
     };
-    match (units.next().flatten(), leaf) {
-        (Some(unit), DataType::Timestamp(_, zone)) => DataType::Timestamp(unit, zone),
+    match (units.next(), leaf) {
+        (Some((other_unit, other)), DataType::Timestamp(unit, zone)) => {
+            // A time without a zone is one on the clock, whatever the writer says.
+            let zone = zone.map(|zone| other.unwrap_or(zone));
+            DataType::Timestamp(other_unit.unwrap_or(unit), zone)
+        }
         (_, leaf) => leaf,
     }
 }

@@ -8,8 +8,8 @@ use grainmill_core::order::{resolve, seed, window};
 use grainmill_core::try_alloc::try_with_capacity;
 use grainmill_core::{Error, Result};
 use numpy::{PyArray1, PyReadonlyArray1};
-use pyo3::ffi;
 use pyo3::exceptions::{PyRecursionError, PyTypeError, PyValueError};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyString, PyTuple};
 
@@ -127,7 +127,8 @@ struct PyResolver {
 impl PyResolver {
     #[new]
     fn new(tree: &Bound<'_, PyTuple>) -> PyResult<Self> {
-        let pristine = Resolver::new(tree_from(tree, 0, &mut Shared::new())?).map_err(Raised::from)?;
+        let pristine =
+            Resolver::new(tree_from(tree, 0, &mut Shared::new())?).map_err(Raised::from)?;
         let resolver = Mutex::new(pristine.clone());
         Ok(Self { resolver, owner: std::process::id(), pristine })
     }
