@@ -397,12 +397,13 @@ def test_what_is_encrypted_is_said_to_be_and_the_rest_is_read(tmp_path, capsys):
 # --- work for what is there -----------------------------------------------------------------------
 
 
-def test_a_page_that_compresses_well_is_read_if_the_limit_is_raised(tmp_path):
+def test_a_page_that_compresses_well_is_read_if_the_limit_is_raised(tmp_path, monkeypatch, capsys):
     path = tmp_path / "x.parquet"
     mask = bytes(20 << 20)
     pq.write_table(pa.table({"x": [mask, b"x"]}), path, compression="zstd", use_dictionary=False)
     with pytest.raises(
-        GrainmillError, match=r"more than is plausible; `max_page_bytes` can allow it"
+        GrainmillError,
+        match=r"more than is plausible; `max_page_bytes`, or `GRAINMILL_MAX_PAGE_BYTES`",
     ):
         ParquetDataSource(path)[1]
     assert ParquetDataSource(path, max_page_bytes=21 << 20)[0]["x"] == mask
@@ -412,6 +413,21 @@ def test_a_page_that_compresses_well_is_read_if_the_limit_is_raised(tmp_path):
     ]
     with pytest.raises(ValueError, match="`max_page_bytes` must be in"):
         ParquetDataSource(path, max_page_bytes=-1)
+    commands = {
+        "verify": [],
+        "cat": [],
+        "info": ["--full"],
+        "convert": ["--quiet", "--force", str(tmp_path / "x.array_record")],
+    }
+    for limit, allowed in (("1000", False), (str(21 << 20), True)):
+        monkeypatch.setenv("GRAINMILL_MAX_PAGE_BYTES", limit)
+        for command, more in commands.items():
+            code = main([command, str(path), *more])
+            assert code == (ExitCode.OK if allowed else ExitCode.DAMAGED), command
+        capsys.readouterr()
+    monkeypatch.setenv("GRAINMILL_MAX_PAGE_BYTES", "much")
+    with pytest.raises(ValueError, match="`GRAINMILL_MAX_PAGE_BYTES` must be a number of bytes"):
+        ParquetDataSource(path)[0]
 
 
 def test_commands_work_in_proportion_to_what_is_there(tmp_path, capsys):

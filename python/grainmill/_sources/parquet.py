@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _DEFAULT_CACHE_BYTES = 512 << 20
-DEFAULT_PAGE_BYTES = 16 << 20
 _INT96_UNITS = ("s", "ms", "us", "ns")
 
 
@@ -68,7 +67,8 @@ class ParquetDataSource:
             hold the years 1677 to 2262.
         max_page_bytes: Pages of up to this length, decompressed, are read whatever their
             compression; longer ones must have at least 1/2048 of it in the file, as data have, and
-            at most a gigabyte. Raise it for files whose writers you trust.
+            at most a gigabyte. Raise it for files whose writers you trust. If `None`, it is what
+            `GRAINMILL_MAX_PAGE_BYTES` says in the environment, or 16 MiB.
 
     Raises:
         ValueError: There is no path or no such column or unit, a number is out of range, or the
@@ -100,7 +100,7 @@ class ParquetDataSource:
         shuffle_seed: int | None = None,
         shuffle_window: int = 100_000,
         coerce_int96_timestamp_unit: str | None = None,
-        max_page_bytes: int = DEFAULT_PAGE_BYTES,
+        max_page_bytes: int | None = None,
     ) -> None:
         self._paths = expand(paths, suffixes=suffixes_of("parquet"))
         # Absolute, as a worker may open them from another directory.
@@ -119,7 +119,7 @@ class ParquetDataSource:
         if shuffle_window < 1:
             raise ValueError(f"`shuffle_window` must be at least 1, got {shuffle_window}")
         check_int96_unit(coerce_int96_timestamp_unit)
-        if not 0 <= max_page_bytes < 2**63:
+        if max_page_bytes is not None and not 0 <= max_page_bytes < 2**63:
             raise ValueError(f"`max_page_bytes` must be in [0, 2**63), got {max_page_bytes}")
         self._int96_unit = coerce_int96_timestamp_unit
         self._max_page_bytes = max_page_bytes

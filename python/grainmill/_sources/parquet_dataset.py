@@ -16,7 +16,7 @@ from grainmill._dataset.iterator import DatasetIterator
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._dataset.stages import InterleaveIterDataset
 from grainmill._native import ParquetFiles
-from grainmill._sources.parquet import DEFAULT_PAGE_BYTES, check_int96_unit
+from grainmill._sources.parquet import check_int96_unit
 from grainmill._sources.paths import expand, shown
 from grainmill._sources.suffixes import suffixes_of
 from grainmill._url import absolute
@@ -139,7 +139,7 @@ class ParquetDatasetIterator(DatasetIterator[dict[str, Any]]):
             read_kwargs.get("columns"),
             _CACHE_BYTES,
             int96_unit=read_kwargs.get("coerce_int96_timestamp_unit") or "ns",
-            max_page_bytes=read_kwargs.get("max_page_bytes", DEFAULT_PAGE_BYTES),
+            max_page_bytes=read_kwargs.get("max_page_bytes"),
         )
         self._lens = self._files.row_group_lens()[0]
         self._starts = [0, *itertools.accumulate(self._lens)]

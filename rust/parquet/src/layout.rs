@@ -146,7 +146,11 @@ impl Layout {
             let (stored_len, decoded_len) = (header.stored_len, header.decoded_len);
             let is_too_long = decoded_len > MAX_PAGE_BYTES;
             if is_too_long || decoded_len > max_page_bytes.max(stored_len * MAX_RATIO) {
-                let advice = if is_too_long { "" } else { "; `max_page_bytes` can allow it" };
+                let advice = if is_too_long {
+                    ""
+                } else {
+                    "; `max_page_bytes`, or `GRAINMILL_MAX_PAGE_BYTES` in the environment, can allow it"
+                };
                 let text = format!(
                     "{stored_len} bytes would be decompressed to {decoded_len}, which is more than is \
                      plausible{advice}"

@@ -17,7 +17,7 @@ use pyo3::types::{PyDict, PyList, PyString};
 
 use crate::arrow::{NullTree, Nulls, batch_column, cells, may_misfit, misfit};
 use crate::error::Raised;
-use crate::records::{PyReadQueue, positions};
+use crate::records::{PyReadQueue, positions, read_byte_len};
 use crate::storage::storage_of;
 use crate::waiting::wait_for;
 
@@ -52,7 +52,9 @@ impl PyParquetFiles {
         max_page_bytes: Option<u64>,
     ) -> PyResult<Self> {
         let int96_unit = int96_unit.map(unit_of).transpose()?;
-        let max_page_bytes = max_page_bytes.unwrap_or(Choice::default().max_page_bytes);
+        let mut default = Choice::default().max_page_bytes;
+        read_byte_len("GRAINMILL_MAX_PAGE_BYTES", |found| default = found)?;
+        let max_page_bytes = max_page_bytes.unwrap_or(default);
         let choice = Choice { columns, int96_unit, max_page_bytes };
         let storage = storage_of(paths.iter().map(|(path, _)| path)).map_err(Raised::from)?;
         let (files, fields) = wait_for(py, || {

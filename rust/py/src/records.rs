@@ -520,7 +520,7 @@ fn object<'py>(
 }
 
 /// Passes the number of bytes in the environment variable `name` on to `set`, if it is set.
-fn read_byte_len<T: FromStr>(name: &str, set: impl FnOnce(T)) -> PyResult<()> {
+pub(crate) fn read_byte_len<T: FromStr>(name: &str, set: impl FnOnce(T)) -> PyResult<()> {
     let Some(text) = std::env::var_os(name) else { return Ok(()) };
     let byte_len = text.to_str().and_then(|text| text.trim().parse().ok()).ok_or_else(|| {
         let found = text.display();
