@@ -157,6 +157,29 @@ def test_what_is_longer_continues_where_the_old_ended_or_is_refused(seed, tmp_pa
             assert found == numbers_in(total), names
 
 
+@pytest.mark.parametrize("seed", range(cases(20, 500)))
+def test_a_state_within_a_window_is_valid_where_the_window_was_full(seed, tmp_path):
+    rng = random.Random(seed)
+    length, size = rng.randint(1, 9), rng.randint(1, 6)
+    count, drops = rng.randint(1, 4), rng.random() < 0.2
+
+    def make(epochs):
+        ds = grain.MapDataset.range(1, 1 + length).shuffle(seed=3).repeat(epochs)
+        ds = ds.map(lambda x: x if x % 4 else None) if drops else ds
+        ds = ds.to_iter_dataset().map(lambda x: x)
+        return experimental.WindowShuffleIterDataset(ds, window_size=size, seed=1)
+
+    old, new = make(count), make(count + 2)
+    total = list(new)
+    for at in range(count * length):
+        iterator, seen = advanced(old, at)
+        then = restored(iterator, new, tmp_path / f"{at}")
+        if then is None:
+            assert drops or at >= count * length // size * size
+        else:
+            assert seen + list(then) == total
+
+
 # --- mixtures by name ----------------------------------------------------------------------------
 
 
@@ -166,7 +189,7 @@ def part(number, epochs=None, length=7):
 
 
 def random_weights(rng, names):
-    chosen = rng.sample(names, rng.randint(2, len(names)))
+    chosen = rng.sample(names, rng.randint(1, len(names)))
     return {name: rng.randint(1, 3) for name in chosen}
 
 

@@ -59,6 +59,10 @@ _ONE_TO_ONE = {
     *("MapMapDataset", "FilterMapDataset", "MapWithIndexMapDataset", "RandomMapMapDataset"),
     "PrefetchIterDataset",
 }
+# A function that returns `None` drops its element.
+_MAY_DROP = {*_ONE_TO_ONE, "BatchMapDataset"} - {"PrefetchIterDataset"}
+# Stages in sequence with as many elements as their parents.
+_ONE_EACH = {"MapIterDataset", "RandomMapIterDataset", "MapWithIndexIterDataset"}
 # Their states are the parent's and at most a number of elements.
 _SEQUENTIAL = {
     *("MapIterDataset", "FilterIterDataset", "BatchIterDataset", "LimitIterDataset"),
@@ -67,6 +71,7 @@ _SEQUENTIAL = {
 }
 _WORKERS = {"MultiprocessPrefetchIterDataset", "MultithreadPrefetchIterDataset"}
 _MIXTURE = "MixedIterDataset"
+_WINDOW = "WindowShuffleIterDataset"
 _JOINED = {_MIXTURE, "ZipIterDataset"}
 # The states of these lie under `parent`; a number other than 0 means that elements are computed
 # again after a restore.
@@ -76,7 +81,7 @@ _COMPUTE_AGAIN = {
     "ConcatThenSplitIterDataset": ("elements_from_buffer_after_checkpoint", "parent_state"),
     "RebatchIterDataset": ("batch_idx", "parent"),
     "FlatMapIterDataset": ("next_index_in_buffer", "parent"),
-    "WindowShuffleIterDataset": ("pos_in_window", "parent_window_start_state"),
+    _WINDOW: ("pos_in_window", "parent_window_start_state"),
 }
 _COUNTING = {
     "RandomMapIterDataset": "index_for_rng",
@@ -107,6 +112,7 @@ class _Comparison:
         """Compares the stages of a plan; returns how its elements differ."""
         if _equal(saved, now):
             return _Effect.SAME
+        saved, now = _with_mixture_apart(saved), _with_mixture_apart(now)
         if not (isinstance(saved, list) and isinstance(now, list)) or [
             stage.get("stage") for stage in saved
         ] != [stage.get("stage") for stage in now]:
@@ -121,7 +127,8 @@ class _Comparison:
                 other["stage"] in _ONE_TO_ONE or not other["stage"].endswith("MapDataset")
                 for other in later
             )
-            stage = _Stage(before, after, of_stage, lengths, where, is_counted)
+            drops = any(other["stage"] in _MAY_DROP for other in saved[:number])
+            stage = _Stage(before, after, of_stage, lengths, where, is_counted, drops)
             effect = self._stage(stage, effect)
             if effect is not _Effect.SAME and len(self.refused) == num_refused:
                 self._continue_at_end(stage)
@@ -227,6 +234,7 @@ class _Stage(NamedTuple):
         parents: How many elements its parent had and has.
         where: Which plan it is in, for messages.
         is_counted: Whether positions in states count its elements, as far as it has random access.
+        may_drop: Whether functions upstream may drop elements that positions count.
     """
 
     before: dict[str, Any]
@@ -235,6 +243,7 @@ class _Stage(NamedTuple):
     parents: _Lengths
     where: str
     is_counted: bool
+    may_drop: bool
 
     @property
     def name(self) -> str:
@@ -253,6 +262,15 @@ def _equal(one: Any, other: Any) -> bool:
             for each in (one, other)
         )
     return bool(one == other)
+
+
+def _with_mixture_apart(stages: Any) -> Any:
+    """A plan in which a mixture of one dataset has that nested in it, as of several."""
+    if isinstance(stages, list):
+        for number, stage in reversed(list(enumerate(stages))):
+            if number and stage.get("stage") == _MIXTURE and "of" not in stage:
+                return [{**stage, "of": [stages[:number]]}, *stages[number + 1 :]]
+    return stages
 
 
 def _weights(mixture: dict[str, Any]) -> dict[str, int] | None:
@@ -278,9 +296,11 @@ def _disturbed(stage: _Stage, upstream: _Effect) -> str:
     name = stage.name
     if name in _ONE_TO_ONE or name in _SEQUENTIAL:
         return ""
+    is_longer = upstream is _Effect.LONGER
+    if name == _WINDOW and is_longer and _has_whole_windows(stage):
+        return ""
     if name in _COMPUTE_AGAIN:
         return _recomputed(stage)
-    is_longer = upstream is _Effect.LONGER
     if name == "RepeatIterDataset":
         return "has repeated fewer" if is_longer else ""
     if name in _WORKERS:
@@ -296,6 +316,21 @@ def _recomputed(stage: _Stage) -> str:
         if not isinstance(state, dict) or state.get(key) != 0 or _cut(state):
             return "computes elements again of which it has delivered a part"
     return ""
+
+
+def _has_whole_windows(stage: _Stage) -> bool:
+    """Whether the windows that the states are in were full before, and so are the same now."""
+    size, length = stage.before["window_size"], stage.parents.before
+    if stage.states is None or length is None or stage.may_drop:
+        return False
+    for state in stage.states:
+        start = state.get(_COMPUTE_AGAIN[_WINDOW][1]) if isinstance(state, dict) else None
+        while isinstance(start, dict) and "parent" in start:
+            start = start["parent"]
+        position = _next_index(start)
+        if position is None or position + size > length:
+            return False
+    return True
 
 
 def _cut(state: dict[str, Any]) -> bool:
@@ -356,7 +391,10 @@ def _length(stage: dict[str, Any], parent: int | None) -> int | None:
         case "BatchMapDataset":
             full, rest = divmod(parent, stage["batch_size"])
             length = full + bool(rest and not stage.get("drop_remainder"))
-        case name if name in _ONE_TO_ONE | {"ShuffleMapDataset", "WindowShuffleMapDataset"}:
+        case name if name in _ONE_TO_ONE | _ONE_EACH | {
+            "ShuffleMapDataset",
+            "WindowShuffleMapDataset",
+        }:
             length = parent
     return length
 
