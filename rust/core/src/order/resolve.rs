@@ -346,6 +346,9 @@ pub fn range_end(start: i64, count: usize) -> Result<i64> {
     })
 }
 
+/// A shared tree, what became of it, and the ids of columns in it.
+type Shared = (Arc<Tree>, Arc<Stage>, HashSet<u32>);
+
 /// Compiles a tree into stages.
 #[derive(Default)]
 struct Compiler {
@@ -354,8 +357,8 @@ struct Compiler {
     /// The ids of taps between the root and the current stage.
     ancestor_ids: HashSet<u32>,
     num_mixtures: usize,
-    /// The shared trees until now, with what became of them and the ids of columns in them.
-    shared: HashMap<*const Tree, (Arc<Tree>, Arc<Stage>, HashSet<u32>)>,
+    /// The shared trees until now.
+    shared: HashMap<*const Tree, Shared>,
     /// The ids of columns since the innermost shared tree began.
     ids: HashSet<u32>,
 }
