@@ -19,7 +19,7 @@ FACE = ROOT / "python/grainmill"
 CORE_LAYERS = [
     {"bytes", "error", "parse", "url"},
     {"interrupt", "platform", "process", "write_prefetcher"},
-    {"try_alloc", "shared_memory"},
+    {"compute", "try_alloc", "shared_memory"},
     {"order"},
     {"records"},
     {"batch", "pack"},
@@ -90,10 +90,10 @@ LATE_IMPORTS = {
     # It takes 40 ms to import, and whoever awaits something has imported it.
     "_checkpoint/states.py": {"asyncio"},
 }
-# Files that start threads. The engine's are `pipeline`'s, and one that waits for the parent's end
-# if the system has no signal for it; Python's are those that run user functions, which `_threads`
+# Files that start threads. The engine's are `pipeline`'s, those of `compute` that share loops, and one
+# that waits for the parent's end if the system has no signal for it; Python's are those that run user functions, which `_threads`
 # starts and stops, except for one.
-CORE_THREADS = {"platform/portable.rs"}
+CORE_THREADS = {"compute.rs", "platform/portable.rs"}
 FACE_THREADS = {
     "_threads.py",
     # Where workers cannot be forked, a thread of each waits for the parent's end.

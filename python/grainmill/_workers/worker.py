@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from grainmill._native import SharedBudget
+from grainmill._native import SharedBudget, limit_threads, num_cores
 from grainmill._threads import serves_parent
 from grainmill._workers import (
     accelerators,
@@ -409,6 +409,7 @@ def _apply_config(config: WorkerConfig) -> None:
     accelerators.restrict_jax()
     # Processes are what runs in parallel here; else each would use a thread for every core.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    limit_threads(num_cores() // config.num_workers)
     with contextlib.suppress(OSError):
         os.chdir(config.directory)
     if "numpy.random" in sys.modules:  # all workers were forked with the same global generator

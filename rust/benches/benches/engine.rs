@@ -3,6 +3,7 @@
 //! They are one program, since each program is optimised and linked on its own.
 
 mod batch;
+mod compute;
 mod order;
 mod pack;
 mod record_writer;
@@ -34,6 +35,8 @@ fn main() -> io::Result<()> {
     pack::run(&mut criterion);
     records::run(&mut criterion);
     record_writer::run(&mut criterion);
+    // Last, as it limits threads.
+    compute::run(&mut criterion);
     criterion.final_summary();
     let table = table::of_run(&dir, &before, start.elapsed())?;
     io::stdout().write_all(table.as_bytes())

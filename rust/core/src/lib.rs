@@ -1,10 +1,11 @@
 //! The engine of grainmill, lowest layer first: [`error`], [`bytes`], [`platform`], [`process`], [`interrupt`],
-//! [`try_alloc`], [`url`], [`shared_memory`] and [`write_prefetcher`], [`order`] (the order of records),
+//! [`compute`], [`try_alloc`], [`url`], [`shared_memory`] and [`write_prefetcher`], [`order`] (the order of records),
 //! [`parse`] (records to values), [`records`] (bytes by index), [`batch`] and [`pack`] (rows of a slot), [`pipeline`] (threads).
 //! A layer uses only those before it; none knows Python.
 
 pub mod batch;
 pub mod bytes;
+pub mod compute;
 pub mod error;
 pub mod interrupt;
 pub mod order;

@@ -2,6 +2,7 @@
 
 use grainmill_core::batch::{self, Arena};
 use grainmill_core::bytes::Bytes;
+use grainmill_core::compute;
 use numpy::{Element, PyArray1, PyArrayDescr, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList};
@@ -103,14 +104,14 @@ pub(crate) fn copy_list<'py>(
         match rows.match_row(element) {
             RowMatch::Bytes(bytes) => pending.push(bytes),
             RowMatch::Values => {
-                num_copied += copy_bytes(py, &mut rows, num_copied, &mut pending);
+                num_copied += copy_bytes(py, &mut rows, num_copied, &mut pending, hot);
                 rows.copy_values(&element, num_copied)?;
                 num_copied += 1;
             }
             RowMatch::Mismatch => break,
         }
     }
-    num_copied += copy_bytes(py, &mut rows, num_copied, &mut pending);
+    num_copied += copy_bytes(py, &mut rows, num_copied, &mut pending, hot);
     if hot {
         // As many rows are likely to follow once their records are read.
         rows.prefetch_for_write(num_copied, num_copied);
@@ -124,13 +125,17 @@ fn copy_bytes(
     rows: &mut RowBytes<'_>,
     at: usize,
     pending: &mut Vec<Bytes<'_>>,
+    hot: bool,
 ) -> usize {
     let (num_rows, row_len) = (pending.len(), rows.row_len);
     let out = rows.destination(at, num_rows);
     if out.len() < MIN_DETACHED_BYTES {
         batch::copy_rows(pending, row_len, out);
-    } else {
+    } else if hot {
+        // They are in the cache of this core, and would have to leave it first.
         py.detach(|| batch::copy_rows(pending, row_len, out));
+    } else {
+        py.detach(|| batch::copy_rows_shared(pending, row_len, out));
     }
     pending.clear();
     num_rows
@@ -165,9 +170,23 @@ where
     Some(PyArray1::from_vec(elements.py(), values).into_any())
 }
 
+/// The cores that this process may use, by its affinity and the quota of its control group.
+#[pyfunction]
+fn num_cores() -> usize {
+    compute::num_cores()
+}
+
+/// Limits the threads that share loops of the engine to `count`, the calling ones included.
+#[pyfunction]
+fn limit_threads(count: usize) {
+    compute::limit_threads(count);
+}
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyArena>()?;
     module.add_class::<PySlot>()?;
     module.add_function(wrap_pyfunction!(copy_rows, module)?)?;
+    module.add_function(wrap_pyfunction!(num_cores, module)?)?;
+    module.add_function(wrap_pyfunction!(limit_threads, module)?)?;
     module.add_function(wrap_pyfunction!(scalars_to_rows, module)?)
 }

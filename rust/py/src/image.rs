@@ -1,6 +1,7 @@
 //! Images to arrays.
 
-use grainmill_core::bytes::Bytes;
+use grainmill_core::bytes::{Bytes, Destination};
+use grainmill_core::compute;
 use grainmill_image::{Filter, Options, Pixels, Region};
 use numpy::{
     PyArray1, PyArray3, PyArrayDescr, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods,
@@ -11,6 +12,9 @@ use pyo3::types::PyBytes;
 
 use crate::array::{RowBytes, same_dtype};
 use crate::error::Raised;
+
+/// A core decodes so much of a file in 50 us.
+const MIN_SHARE_LEN: usize = 4 << 10;
 
 /// The first row and column, the height and the width of a rectangle.
 type Crop = (usize, usize, usize, usize);
@@ -69,10 +73,22 @@ impl PyImageDecoder {
         size: Option<(usize, usize)>,
     ) -> PyResult<Vec<Bound<'py, PyArray3<u8>>>> {
         let files: Vec<&[u8]> = files.iter().map(PyBytesMethods::as_bytes).collect();
-        let decoded: grainmill_core::Result<Vec<Pixels>> = py.detach(|| {
-            files.iter().zip(&crops).map(|(file, &crop)| self.pixels(file, crop, size)).collect()
+        let decode = |(files, crops): (&[&[u8]], &[Option<Crop>])| {
+            let pixels = files.iter().zip(crops).map(|(file, &crop)| self.pixels(file, crop, size));
+            pixels.collect::<grainmill_core::Result<Vec<Pixels>>>()
+        };
+        let decoded = py.detach(|| {
+            let share_len = share_len(&files);
+            let shares = files.chunks(share_len).zip(crops.chunks(share_len)).collect();
+            compute::map(shares, decode)
         });
-        decoded.map_err(Raised::from)?.into_iter().map(|pixels| array_of(py, pixels)).collect()
+        let mut arrays = Vec::with_capacity(files.len());
+        for decoded in decoded {
+            for pixels in decoded.map_err(Raised::from)? {
+                arrays.push(array_of(py, pixels)?);
+            }
+        }
+        Ok(arrays)
     }
 
     /// Writes the pixels of `files` to the rows of `target` from row `at` on.
@@ -99,8 +115,8 @@ impl PyImageDecoder {
         let files: Vec<&[u8]> = files.iter().map(PyBytesMethods::as_bytes).collect();
         let row_len = rows.row_len;
         let mut out = rows.destination(0, files.len());
-        let filled: grainmill_core::Result<bool> = py.detach(|| {
-            for (file, &crop) in files.iter().zip(&crops) {
+        let fill = |(files, crops, mut out): (&[&[u8]], &[Option<Crop>], Destination<'_>)| {
+            for (file, &crop) in files.iter().zip(crops) {
                 let pixels = self.pixels(file, crop, size)?;
                 if [pixels.height, pixels.width, pixels.channels] != [height, width, channels] {
                     return Ok(false);
@@ -108,8 +124,22 @@ impl PyImageDecoder {
                 Bytes::from(pixels.bytes.as_slice()).copy_to(&mut out.take_front(row_len));
             }
             Ok(true)
+        };
+        let filled: Vec<grainmill_core::Result<bool>> = py.detach(|| {
+            let share_len = share_len(&files);
+            let shares = files.chunks(share_len).zip(crops.chunks(share_len));
+            let shares = shares
+                .map(|(files, crops)| (files, crops, out.take_front(files.len() * row_len)))
+                .collect();
+            compute::map(shares, fill)
         });
-        Ok(filled.map_err(Raised::from)?)
+        // The first image that does not fit or cannot be decoded decides.
+        for filled in filled {
+            if !filled.map_err(Raised::from)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 
@@ -123,6 +153,12 @@ impl PyImageDecoder {
         let region = crop.map(|(top, left, height, width)| Region { top, left, height, width });
         grainmill_image::decode(file, region, size, &self.0)
     }
+}
+
+/// How many of `files` idle threads decode at a time.
+fn share_len(files: &[&[u8]]) -> usize {
+    let byte_len = files.iter().map(|file| file.len()).sum();
+    files.len().div_ceil(compute::num_shares(byte_len, MIN_SHARE_LEN)).max(1)
 }
 
 fn array_of(py: Python<'_>, pixels: Pixels) -> PyResult<Bound<'_, PyArray3<u8>>> {

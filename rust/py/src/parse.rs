@@ -1,6 +1,7 @@
 //! Python bindings of the layer `parse`: records to dicts of arrays, or into the rows of a batch.
 
 use grainmill_core::bytes::{Bytes, Destination};
+use grainmill_core::compute;
 use grainmill_core::parse::example::{self, Kind, Names, Steps, Values};
 use grainmill_core::parse::number::Number;
 use numpy::{PyArray1, PyArrayDescr, PyUntypedArray, PyUntypedArrayMethods};
@@ -12,6 +13,16 @@ use crate::array::{RowBytes, array_of, same_dtype, scalar_of};
 
 /// Records of fewer bytes together are parsed without releasing the GIL.
 const MIN_DETACHED_BYTES: usize = 64 << 10;
+
+/// A core parses so much in 50 us.
+const MIN_SHARE_LEN: usize = 64 << 10;
+
+/// The memory of the next rows of a feature, and the length of each; None if its values are appended
+/// to a list.
+type RowsOf<'a> = Option<(Destination<'a>, usize)>;
+
+/// By feature, the values of each record that were not written to a row.
+type Kept<'a> = Vec<Vec<Option<Values<'a>>>>;
 
 /// Parses `tf.train.Example` messages, or `tf.train.SequenceExample` messages.
 #[pyclass(frozen, name = "ExampleParser", module = "grainmill._native")]
@@ -398,7 +409,7 @@ impl PyExampleParser {
                 }
             }
         }
-        let mut targets: Vec<Option<(Destination<'_>, usize)>> = rows
+        let mut targets: Vec<RowsOf<'_>> = rows
             .iter_mut()
             .map(|own| {
                 let own = own.as_mut()?;
@@ -406,17 +417,17 @@ impl PyExampleParser {
                 Some((own.destination(0, records.len()), row_len))
             })
             .collect();
-        let kept = if records.iter().map(|record| record.len()).sum::<usize>() < MIN_DETACHED_BYTES
-        {
-            self.fill_rows(&records, &mut targets)?
+        let byte_len = records.iter().map(|record| record.len()).sum::<usize>();
+        let kept = if byte_len < MIN_DETACHED_BYTES {
+            vec![self.fill_rows(&records, &mut targets)?]
         } else {
-            py.detach(|| self.fill_rows(&records, &mut targets))?
+            py.detach(|| self.fill_shares(&records, byte_len, &mut targets))?
         };
         let mut scratch = Vec::new();
         let mut added: Vec<Vec<Bound<'py, PyAny>>> = Vec::with_capacity(kept.len());
-        for (feature, kept) in self.features.iter().zip(&kept) {
-            let values =
-                kept.iter().map(|values| feature.object(py, values.as_ref(), &mut scratch));
+        for (number, feature) in self.features.iter().enumerate() {
+            let values = kept.iter().flat_map(|kept| &kept[number]);
+            let values = values.map(|values| feature.object(py, values.as_ref(), &mut scratch));
             added.push(values.collect::<PyResult<_>>()?);
         }
         for (list, values) in lists.iter().zip(added) {
@@ -430,13 +441,33 @@ impl PyExampleParser {
 }
 
 impl PyExampleParser {
+    /// As `fill_rows`, of which idle threads do shares; a result for each share, in their order.
+    fn fill_shares<'a>(
+        &self,
+        records: &[&'a [u8]],
+        byte_len: usize,
+        targets: &mut [RowsOf<'_>],
+    ) -> PyResult<Vec<Kept<'a>>> {
+        let num_shares = compute::num_shares(byte_len, MIN_SHARE_LEN).min(records.len());
+        let shares = records.chunks(records.len().div_ceil(num_shares)).map(|records| {
+            let targets = targets.iter_mut().map(|rows| {
+                let (target, row_len) = rows.as_mut()?;
+                Some((target.take_front(records.len() * *row_len), *row_len))
+            });
+            (records, targets.collect())
+        });
+        let fill =
+            |(records, mut targets): (_, Vec<RowsOf<'_>>)| self.fill_rows(records, &mut targets);
+        compute::map(shares.collect(), fill).into_iter().collect()
+    }
+
     /// Writes the numbers of each record to the next row of each target; returns the values of the
     /// features without one. Needs no GIL.
     fn fill_rows<'a>(
         &self,
         records: &[&'a [u8]],
-        targets: &mut [Option<(Destination<'_>, usize)>],
-    ) -> PyResult<Vec<Vec<Option<Values<'a>>>>> {
+        targets: &mut [RowsOf<'_>],
+    ) -> PyResult<Kept<'a>> {
         let mut scratch = Vec::new();
         let mut found = vec![None; self.features.len()];
         let mut kept = vec![Vec::new(); self.features.len()];

@@ -15,7 +15,7 @@ use super::read_queue::{Job, Permit, ReadQueue};
 use crate::records::storage::WhenRead;
 use crate::records::storage_latency;
 use crate::records::{Files, Outcome, Plan, Records, Scratch, SortedPositions, Unit, UnitRecords};
-use crate::{Error, Result, interrupt, process};
+use crate::{Error, Result, compute, interrupt, process};
 
 /// How often a thread that waits for records looks for tasks that it can run itself.
 const HELP_INTERVAL: Duration = Duration::from_millis(50);
@@ -60,11 +60,17 @@ where
     if plan.is_slow() || plan.is_large() {
         return Ok(Reading::Pending(start(plan, slots, queue)));
     }
-    let Outcome { records, rest } = read_unit(&plan, plan.whole(slots), true)?;
-    Ok(match rest {
-        None => Reading::Done(plan.gather(vec![records])),
-        Some(rest) => Reading::Pending(Pending::start(plan, rest, vec![records], queue)),
-    })
+    let units = plan.shares(plan.whole(slots));
+    let (mut records, mut rest) = (Vec::with_capacity(units.len()), Vec::new());
+    for outcome in compute::map(units, |unit| read_unit(&plan, unit, true)) {
+        let outcome = outcome?;
+        records.push(outcome.records);
+        rest.extend(outcome.rest);
+    }
+    if rest.is_empty() {
+        return Ok(Reading::Done(plan.gather(records)));
+    }
+    Ok(Reading::Pending(Pending::start(plan, rest, records, queue)))
 }
 
 /// Starts reading the records of `plan` on the engine's threads.
@@ -73,7 +79,7 @@ where
     S: AsMut<[MaybeUninit<u8>]> + Send + 'static,
 {
     let whole = plan.whole(slots);
-    Pending::start(plan, whole, Vec::new(), queue)
+    Pending::start(plan, vec![whole], Vec::new(), queue)
 }
 
 /// Starts reading `sorted`, which cannot be planned before `unready` files are prepared: that runs in
@@ -203,9 +209,12 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
 }
 
 impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
-    fn start(plan: Plan, unit: Unit<S>, units: Vec<UnitRecords>, queue: &ReadQueue) -> Self {
+    fn start(plan: Plan, todo: Vec<Unit<S>>, units: Vec<UnitRecords>, queue: &ReadQueue) -> Self {
         let job = ReadJob::new(None, units, queue);
-        job.add_unit(job.plan.get_or_init(|| plan), unit);
+        let plan = job.plan.get_or_init(|| plan);
+        for unit in todo {
+            job.add_unit(plan, unit);
+        }
         Self { job, owner: process::id() }
     }
 }

@@ -7,10 +7,12 @@ use super::chunk_cache::ChunkCache;
 use super::record_file::{FileHandle, Pick, RecordFile};
 use super::storage::ReadRequest;
 use super::storage_latency::StorageLatency;
-use crate::Result;
+use crate::{Result, compute};
 
 /// About how many bytes a unit reads where storage is fast; less does not pay for a second thread.
 const UNIT_LEN: u64 = 1 << 20;
+/// A core decompresses so much in 50 us, and up to ten times that long.
+const MIN_SHARE_LEN: usize = 32 << 10;
 /// Longer records are better copied and verified by a thread of their own than by one of the storage.
 const MAX_DIRECT_REQUEST_LEN: u64 = 1 << 20;
 /// The same for what has to be decoded.
@@ -236,6 +238,24 @@ impl Plan {
     /// Splits a unit into units that are read concurrently: one for each request where storage is
     /// slow, which come first, then about a mebibyte each.
     pub fn units<S>(&self, unit: Unit<S>) -> Vec<Unit<S>> {
+        self.split(unit, UNIT_LEN)
+    }
+
+    /// Splits a unit that is read from fast storage into what idle threads may share.
+    ///
+    /// Only what has to be decompressed: records that are as they are stored arrive as fast as memory
+    /// gives them, and are used next by the thread that asked for them.
+    pub fn shares<S>(&self, unit: Unit<S>) -> Vec<Unit<S>> {
+        let requests = self.requests.get(unit.requests.clone()).unwrap_or(&[]);
+        let is_decoded = |request: &&Request| self.picks[request.picks.start].predicted_len == 0;
+        let byte_len = |request: &Request| request.extent.end - request.extent.start;
+        let len: u64 = requests.iter().filter(is_decoded).map(byte_len).sum();
+        let num_shares = compute::num_shares(usize::try_from(len).unwrap_or(0), MIN_SHARE_LEN);
+        if num_shares < 2 { vec![unit] } else { self.split(unit, len / num_shares as u64) }
+    }
+
+    /// As [`units`](Self::units), of about `unit_len` bytes where storage is fast.
+    fn split<S>(&self, unit: Unit<S>, unit_len: u64) -> Vec<Unit<S>> {
         let mut units = Vec::new();
         let has_slots = !unit.slots.is_empty();
         let mut slots = unit.slots.into_iter();
@@ -247,7 +267,7 @@ impl Plan {
         let mut was_slow = false;
         for at in unit.requests.clone() {
             let is_slow = self.file_of(at).latency.is_slow();
-            if at > begin && (is_slow || was_slow || len >= UNIT_LEN) {
+            if at > begin && (is_slow || was_slow || len >= unit_len) {
                 push(begin..at);
                 (begin, len) = (at, 0);
             }
