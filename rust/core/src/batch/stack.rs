@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::bytes::{Bytes, Destination};
 use crate::compute;
 
-/// A core copies so much in 50 us.
+/// A core copies so much in 50 us. Measured on two cores: 1 MiB takes one of them 80 us and both 60, 38 MB 4.2 and
+/// 2.6 ms.
 const MIN_SHARE_LEN: usize = 512 << 10;
 
 static COPIED: AtomicU64 = AtomicU64::new(0);
