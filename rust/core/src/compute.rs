@@ -44,8 +44,8 @@ pub fn limit_threads(count: usize) {
     LIMIT.store(count.max(1), Ordering::Relaxed);
 }
 
-/// Into how many shares to divide work that is `len` long, of which a core does `min_len` in 50 us; at
-/// least that takes each. 1 where no thread is idle.
+/// Into how many shares to divide work of `len` bytes, of which a core does `min_len` in 50 us: no share
+/// is shorter. 1 where no thread is idle.
 pub fn num_shares(len: usize, min_len: usize) -> usize {
     let most = len / min_len.max(1);
     if most < 2 || LIMIT.load(Ordering::Relaxed) == 1 {

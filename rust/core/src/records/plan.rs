@@ -11,8 +11,8 @@ use crate::{Result, compute};
 
 /// About how many bytes a unit reads where storage is fast; less does not pay for a second thread.
 const UNIT_LEN: u64 = 1 << 20;
-/// A core decompresses so much in 50 us, and up to ten times that long.
-const MIN_SHARE_LEN: usize = 32 << 10;
+/// A core decompresses so much in 140 us (zstd), and up to ten times that long (Brotli).
+const MIN_SHARE_LEN: usize = 64 << 10;
 /// Longer records are better copied and verified by a thread of their own than by one of the storage.
 const MAX_DIRECT_REQUEST_LEN: u64 = 1 << 20;
 /// The same for what has to be decoded.
