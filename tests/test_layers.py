@@ -91,8 +91,8 @@ LATE_IMPORTS = {
     "_checkpoint/states.py": {"asyncio"},
 }
 # Files that start threads. The engine's are `pipeline`'s, those of `compute` that share loops, and
-# one that waits for the parent's end if the system has no signal for it; Python's are those that run
-# user functions, which `_threads` starts and stops, except for one.
+# one that waits for the parent's end if the system has no signal for it; Python's are those that
+# run user functions, which `_threads` starts and stops, except for one.
 CORE_THREADS = {"compute.rs", "platform/portable.rs"}
 FACE_THREADS = {
     "_threads.py",
