@@ -111,7 +111,7 @@ class _BlockRunner(Runner):
         self._program = program
         self._reporter = reporter
         self._meter = program.recorder.read()
-        self._pool = ThreadPool(num_threads, owner_steps_in=True)
+        self._pool = ThreadPool(num_threads)
         # A worker does not know whether the consumer waits, so it is assumed to.
         self._tuner = Tuner(self._pool, num_threads)
         self._pool.enter(self._tuner.record)

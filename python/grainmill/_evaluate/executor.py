@@ -378,10 +378,7 @@ class Executor(Blocks):
         elif self._pid != os.getpid():  # threads do not survive a fork
             self._reset()
         self._await_inits()
-        if not self._blocks:
-            self._dispatched_until = self.position
-        self._submit_affordable()
-        self._dispatch(limit)
+        self._start_next(limit)
         if not self._blocks:
             return
         block = self._blocks[0]
@@ -415,6 +412,25 @@ class Executor(Blocks):
         elif block.num_taken and not num_computed:  # all delivered before: not the plan's end
             self._rest = None
             self._compute_next(limit)
+
+    def _start_next(self, limit: int) -> None:
+        """Starts computing the next blocks, or computes elements on this thread, without a block.
+
+        It does that in place of the one thread at work where that packs elements and they are
+        quick: for it, one from another core's cache takes longer.
+        """
+        pool, element_s = self._pool, self._pace.element_s
+        is_quick = element_s is not None and element_s < tuning.MIN_PACKED_S
+        packs = self.demand is not None and isinstance(pool, ThreadPool) and pool.active == 1
+        prefers_here = is_quick and packs and not self._program.waits_for_storage
+        if not self._blocks:
+            if prefers_here and isinstance(pool, ThreadPool):
+                pool.run_here(lambda: self._compute_in_caller(limit))
+                return
+            self._dispatched_until = self.position
+        self._submit_affordable()
+        if not prefers_here:
+            self._dispatch(limit)
 
     def _start_inits(self) -> None:
         """Starts the threads that replace workers, each with a call of `worker_init_fn`."""
@@ -463,6 +479,8 @@ class Executor(Blocks):
         self._pace.by_lists = self._program.reads_lists
         self._pace.record(count, work_s)
         self.meter.computed(work_s, storage_s)
+        if self.demand is not None and self._pool is not None:
+            self._tuner.record(count, work_s if self.demand.urgent else 0.0)
         if self._program.reads_lists:
             self._record_element_size(result)
         self._enqueue(result)

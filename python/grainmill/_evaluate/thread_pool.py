@@ -129,16 +129,15 @@ class ThreadPool:
 
     Args:
         num_threads: How many threads to have at most.
-        owner_steps_in: Whether the owner's thread runs some tasks itself while no thread works.
 
     Attributes:
         active: How many threads may work at the same time.
     """
 
-    def __init__(self, num_threads: int = 1, *, owner_steps_in: bool = False) -> None:
+    def __init__(self, num_threads: int = 1) -> None:
         self.active = 1
         self._num_threads = num_threads
-        self._owner = _Worker(0) if owner_steps_in else None
+        self._owner = _Worker(0)
         self._computed: deque[int] | None = None
         self._queue: deque[Task] = deque()
         self._workers: list[_Worker] = []
@@ -200,8 +199,6 @@ class ThreadPool:
 
     def run_here(self, call: Callable[[], T]) -> T:
         """Calls `call` in the owner's thread as a task of the pool, and returns its result."""
-        if self._owner is None:
-            raise AssertionError("the owner of this pool runs no tasks")
         task = Task(call)
         self._owner.do(task)
         if task.failure is not None:
@@ -304,7 +301,7 @@ class ThreadPool:
 
     def totals(self) -> Totals:
         """The work so far, including that of running tasks."""
-        workers = self._workers if self._owner is None else [self._owner, *self._workers]
+        workers = [self._owner, *self._workers]
         now = time.perf_counter()
         times = [worker.times() for worker in workers]
         return Totals(

@@ -47,6 +47,9 @@ HAND_OVER_S: Final = 0.02
 SHARED_LEN: Final = 1000
 ROUND_LEN: Final = 50
 MIN_HAND_OVER_S: Final = 0.002
+# Quicker elements are computed by the thread that packs them: one that comes from another core's
+# cache costs it 2 us more, of 10.
+MIN_PACKED_S: Final = 40e-6
 # Blocks that change threads do not stay in a core's cache anyway: fewer, larger ones cost less.
 HAND_OVER_BYTES: Final = 4 * BLOCK_BYTES
 # A batch that takes up to this long is one block; the core that computes its rows copies them.

@@ -1,4 +1,4 @@
-"""Packing and batching on a thread of their own."""
+"""Packing and batching on the thread that computes the elements, where these are quick."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import block_len
+from grainmill._evaluate.thread_pool import thread_name
 from grainmill._iterators.thread_prefetch import PrefetchQueue, ThreadPrefetchStage
 from grainmill._plan.sequential import ThreadPrefetch
 from grainmill._tree import flatten
@@ -20,7 +21,8 @@ class PackInThreadStage(ThreadPrefetchStage):
     """A read, pack and batch stage as one prefetching stage.
 
     Data that changes cores has to be fetched into another cache, and each transfer wakes a thread
-    with a cold cache. So the consumer gets batches only, several together where they are small.
+    with a cold cache. So only batches change threads, several together where they are small;
+    elements do so where they cost more than that, as each thread gets its share of them.
 
     Args:
         reader: The stage that elements come from; its user functions run on threads.
@@ -40,7 +42,7 @@ class PackInThreadStage(ThreadPrefetchStage):
 
     def _new_queue(self) -> PrefetchQueue:
         preferred_len = functools.partial(_preferred_len, self._max_len)
-        queue = PrefetchQueue(self._cursor, self._size, "grain-pack", preferred_len)
+        queue = PrefetchQueue(self._cursor, self._size, thread_name(0), preferred_len)
         queue.measure(self.node, self.recorder)
         self._reader.set_demand(queue.demand)
         return queue
