@@ -353,7 +353,7 @@ def test_slow_storage_of_files():
     for _ in range(50):
         files.read(4096, 0.02)
     (read,) = iterator._recorder.reads
-    read.computed(0.01, 1.0)
+    read.computed(0.01, 1.0, 0.01)
     iterator._activity._started_s -= 1.1
     assert kind_of(iterator) == "storage"
     assert "50 reads of 4 KiB took 20.0 ms each" in iterator.verdict()

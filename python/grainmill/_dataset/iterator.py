@@ -240,7 +240,9 @@ class DatasetIterator(Savable, Iterator[T_co], Generic[T_co]):
         """Returns one sentence: which stage holds the pipeline back, and what to change.
 
         It is the storage, a function by its name, the interpreter lock (GIL), the workers, another
-        stage, or the consumer itself. The more elements were delivered, the surer it is.
+        stage, or the consumer itself. Waits for the lock, for a core, or for elements that another
+        thread computes are not held against a stage. The more elements were delivered, the surer it
+        is: some dozens at least.
 
         Raises:
             NotImplementedError: It is a user's own iterator over no dataset of this package.
@@ -251,6 +253,11 @@ class DatasetIterator(Savable, Iterator[T_co], Generic[T_co]):
             'no element has been requested yet; ask again later'
         """
         return self._parent_with("verdict").verdict()
+
+    def _verdict_of_pipeline(self) -> str:
+        """`verdict`, where the consumer only counts elements."""
+        parent = self._parent_with("verdict")
+        return parent._verdict_of_pipeline()  # noqa: SLF001 - as `verdict` does
 
     def _parent_with(self, name: str) -> DatasetIterator[Any]:
         for parent in self.__dict__.get("_parents", ()):
@@ -521,6 +528,12 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
         undelivered = len(self._waiting) + max(0, len(block.elements) - at)
         return max(0, self._num_pulled - self._num_dropped - dropped - undelivered)
 
+    @property
+    def _consumer_away_s(self) -> float:
+        """See `PullMeter.away_s`."""
+        block, at = self._block, self._offset
+        return self._meter.away_s(len(self._waiting) + max(0, len(block.elements) - at))
+
     def stats(self) -> dict[str, Any]:
         """Returns where the time has gone so far; see `DatasetIterator.stats`."""
         return as_dict(report_on(self))
@@ -528,6 +541,9 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
     def verdict(self) -> str:
         """Returns one sentence on what holds it back; see `DatasetIterator.verdict`."""
         return verdict_on(report_on(self)).text
+
+    def _verdict_of_pipeline(self) -> str:
+        return verdict_on(report_on(self), has_consumer=False).text
 
     def _record_position(self) -> None:
         """Records the position of the stages before it changes, unless it is known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from grainmill._dataset.user_stats import USER_STATS
-from grainmill._stats.report import collected
+from grainmill._stats.report import Consumer, collected
 
 if TYPE_CHECKING:
     from grainmill._iterators.stage import Stage
@@ -18,8 +18,15 @@ def report_on(iterator: Any) -> Report:
     recorders: list[Recorder] = []
     self_times: dict[int, StageMeter] = {}
     _add_recorders(iterator, recorders, self_times)
-    elapsed_s, elements = iterator._activity.elapsed_s, iterator._num_delivered  # noqa: SLF001
-    return collected(iterator._node, recorders, elapsed_s, elements, self_times)  # noqa: SLF001
+    activity, elements = iterator._activity, iterator._num_delivered  # noqa: SLF001
+    return collected(
+        iterator._node,  # noqa: SLF001
+        recorders,
+        activity.elapsed_s,
+        elements,
+        self_times,
+        Consumer(activity.times, iterator._consumer_away_s),  # noqa: SLF001
+    )
 
 
 def _add_recorders(

@@ -74,7 +74,8 @@ class _Timed:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._meter.add(self._count, time.perf_counter() - self._started_s + self._offset_s)
+        # The CPU time is that of the whole call, which is timed now and then: see `report`.
+        self._meter.add(self._count, time.perf_counter() - self._started_s + self._offset_s, 0.0)
 
 
 class _OfEachObject:

@@ -111,7 +111,8 @@ class _BlockRunner(Runner):
         self._program = program
         self._reporter = reporter
         self._meter = program.recorder.read()
-        self._pool = ThreadPool(num_threads)
+        self._pool = pool = ThreadPool(num_threads)
+        self._meter.threads = lambda: pool.use(num_threads)
         # A worker does not know whether the consumer waits, so it is assumed to.
         self._tuner = Tuner(self._pool, num_threads)
         self._pool.enter(self._tuner.record)
@@ -215,7 +216,8 @@ class _BlockRunner(Runner):
         """
         now_s, elapsed_s = time.perf_counter(), work_clock_s() - started_s[1]
         self._meter.elements += count
-        self._meter.computed(elapsed_s, max(0.0, now_s - started_s[0] - elapsed_s))
+        storage_s = max(0.0, now_s - started_s[0] - elapsed_s)
+        self._meter.computed(elapsed_s, storage_s, elapsed_s)
         return elapsed_s, self._reporter.report(now_s - started_s[0], count)
 
     @property

@@ -22,6 +22,7 @@ from grainmill._evaluate.thread_pool import Task, ThreadPool
 from grainmill._evaluate.tuner import Tuner
 from grainmill._native import waited_s
 from grainmill._plan.closing import closed_error
+from grainmill._stats.meters import NO_POOL
 from grainmill._stats.stalls import Awaited, Stall, thread_name_of
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from grainmill._evaluate.program import PendingElements, Program
     from grainmill._evaluate.shared_threads import SharedThreads
     from grainmill._plan.options import ReadOptions
+    from grainmill._stats.meters import PoolUse
 
 
 class Blocks(abc.ABC):
@@ -322,6 +324,7 @@ class Executor(Blocks):
     ) -> None:
         super().__init__(program, length)
         self.demand: Demand | None = None
+        self._computes_here = False  # whether the thread in `take` does, in place of one of a pool
         self._shared = shared
         self._buffer_size = buffer_size = options.prefetch_buffer_size
         # Threads that replace worker processes run even without a prefetch buffer.
@@ -332,7 +335,7 @@ class Executor(Blocks):
         self._stall = Stall(self, Executor._awaited_block, options)
         self._element_bytes = mean = program.mean_byte_len
         self.meter.ahead = weak_call(self, Executor._num_ahead)
-        self.meter.threads = weak_call(self, Executor._thread_times)
+        self.meter.threads = weak_call(self, Executor._thread_use)
         if self._num_threads:
             max_count = block_len(mean, max(1, buffer_size // 2), tuning.HAND_OVER_BYTES)
             self._max_request = block_len(mean, tuning.MAX_REQUESTED, tuning.HAND_OVER_BYTES)
@@ -385,7 +388,7 @@ class Executor(Blocks):
         if self._pool is None:
             block.task.prepare()
             block.task.run()
-            self.meter.computed(block.task.elapsed_s, block.task.waited_s)
+            self.meter.computed(block.task.elapsed_s, block.task.waited_s, block.task.cpu_s)
             if block.task.failure is not None:
                 raise block.task.failure
         else:
@@ -395,6 +398,7 @@ class Executor(Blocks):
                 return
             self._tuner.record(block.count, starved_s)
             self.meter.work_s += block.task.elapsed_s
+            self.meter.cpu_s += block.task.cpu_s
             self.meter.storage_s += block.task.waited_s
         result = block.result()
         self._pace.by_lists = self._program.reads_lists
@@ -422,14 +426,14 @@ class Executor(Blocks):
         pool, element_s = self._pool, self._pace.element_s
         is_quick = element_s is not None and element_s < tuning.MIN_PACKED_S
         packs = self.demand is not None and isinstance(pool, ThreadPool) and pool.active == 1
-        prefers_here = is_quick and packs and not self._program.waits_for_storage
+        self._computes_here = is_quick and packs and not self._program.waits_for_storage
         if not self._blocks:
-            if prefers_here and isinstance(pool, ThreadPool):
+            if self._computes_here and isinstance(pool, ThreadPool):
                 pool.run_here(lambda: self._compute_in_caller(limit))
                 return
             self._dispatched_until = self.position
         self._submit_affordable()
-        if not prefers_here:
+        if not self._computes_here:
             self._dispatch(limit)
 
     def _start_inits(self) -> None:
@@ -469,6 +473,9 @@ class Executor(Blocks):
             return
         if self._program.reads_lists and not whole:
             count = block_len(self._element_bytes, count, self._budget.total // 2)
+        # Reading the CPU clock costs as much as a trivial element.
+        is_short = (self._pace.element_s or 0.0) * count < tuning.SHORT_BLOCK_S
+        cpu_started_s = 0.0 if is_short else time.thread_time()
         started_s, waited_before_s = time.perf_counter(), waited_s()
         if whole and not to_boundary:
             result: BlockResult = in_batches(self._program, start, count, self.batch_size)
@@ -476,9 +483,11 @@ class Executor(Blocks):
             result = [], self._program.run(start, count)
         storage_s = waited_s() - waited_before_s
         work_s = time.perf_counter() - started_s - storage_s
+        short_s = min(work_s, tuning.SHORT_BLOCK_S)  # beyond that, it lost its core or the lock
+        cpu_s = short_s if is_short else time.thread_time() - cpu_started_s
         self._pace.by_lists = self._program.reads_lists
         self._pace.record(count, work_s)
-        self.meter.computed(work_s, storage_s)
+        self.meter.computed(work_s, storage_s, cpu_s)
         if self.demand is not None and self._pool is not None:
             self._tuner.record(count, work_s if self.demand.urgent else 0.0)
         if self._program.reads_lists:
@@ -605,12 +614,12 @@ class Executor(Blocks):
         rest = self._rest
         return count + (0 if rest is None else len(rest.elements)), self._buffer_size
 
-    def _thread_times(self) -> tuple[float, ...]:
+    def _thread_use(self) -> PoolUse:
         """See `ReadMeter.threads`; on any thread."""
-        pool = self._pool
-        if pool is None:
-            return 0, 0, 0.0
-        return pool.active, self._num_threads, pool.totals().cpu_s
+        if self._pool is None:
+            return NO_POOL
+        use = self._pool.use(self._num_threads)
+        return use._replace(busy_s=math.inf) if self._computes_here else use
 
     def _unfinished(self) -> list[_Block]:
         """The blocks that are not computed yet."""

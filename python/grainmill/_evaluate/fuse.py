@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from grainmill._interrupts import raise_interrupt
 from grainmill._plan.tracebacks import first_users_code
+from grainmill._stats.meters import both_clocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -123,7 +124,7 @@ class Fused:
     ) -> Evaluated:
         """`__call__`, with the time of the call and of the steps of some of its elements."""
         prepared_s = time.perf_counter()
-        times: list[list[float]] = [[] for _ in self.steps]
+        times: list[list[complex]] = [[] for _ in self.steps]
         timed_loop = loop_of(self._kinds, "specs" if meter.sees_next else "times")
         weight = meter.timer.start()
         first, count, see = meter.first, meter.count, meter.see
@@ -137,14 +138,12 @@ class Fused:
             if self._loop is not None:
                 if first:
                     self._loop(islice(rest, first), *given)
-                timed_loop(islice(rest, count), *given, time.perf_counter, times, see)
+                timed_loop(islice(rest, count), *given, both_clocks, times, see)
                 self._loop(rest, *given)
 
-        started_s, cpu_started_s = time.perf_counter(), time.thread_time()
+        started = both_clocks()
         result = evaluated(run, elements, columns, output)
-        cpu_s = time.thread_time() - cpu_started_s
-        call_s = time.perf_counter() - started_s
-        meter.record(weight, times, result.elements, call_s, cpu_s, prepared_s)
+        meter.record(weight, times, result.elements, both_clocks() - started, prepared_s)
         return result
 
     def runs(self, functions: Any) -> bool:

@@ -17,6 +17,7 @@ from grainmill._evaluate.batch_blocks import block_len, byte_len
 from grainmill._evaluate.fuse import Evaluated, Fused, block_call, loop_of, until_failure
 from grainmill._interrupts import raise_interrupt
 from grainmill._plan.node import defines
+from grainmill._stats.meters import both_clocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -151,15 +152,15 @@ class BlockFused(Fused):
             elements = result.elements
         if any(map(is_, elements, repeat(None))):
             return False
-        started_s = time.perf_counter()
+        started = both_clocks()
         try:
             written = write(elements, columns, at)
         except Exception as failure:
             raise_interrupt(failure)
             return False  # computing one by one finds the element that fails
         if timing is not None:
-            elapsed_s = time.perf_counter() - started_s
-            timing.add_block(len(self.steps) - 1, elements, [], elapsed_s)
+            elapsed = both_clocks() - started
+            timing.add_block(len(self.steps) - 1, elements, [], elapsed)
         return written
 
     def _run(
@@ -171,22 +172,22 @@ class BlockFused(Fused):
     ) -> Evaluated:
         failure: BaseException | None = None
         block_s, total_s, largest = 0.0, 0.0, 1
-        clock = time.perf_counter if timing is None else timing.clock
+        clock = time.perf_counter if timing is None else both_clocks
         for part in self._parts if parts is None else parts:
             if not elements:
                 break
-            started_s = clock()
+            started = clock()
             own = columns[part.columns]
             if part.block is None or len(elements) == 1:
                 result = self._looped(part, elements, own, timing)
             else:
                 result = self._block(part, part.block, elements, own)
-            elapsed_s = clock() - started_s
+            elapsed = clock() - started
             if part.block is not None:
-                block_s = max(block_s, elapsed_s if part.gains else 0.0)
+                block_s = max(block_s, elapsed.real if part.gains else 0.0)
                 if timing is not None:
-                    timing.add_block(part.start, elements, result.elements, elapsed_s)
-            total_s += elapsed_s
+                    timing.add_block(part.start, elements, result.elements, elapsed)
+            total_s += elapsed.real
             if result.failure is not None:
                 failure = result.failure
             elements = result.elements
@@ -218,7 +219,7 @@ class BlockFused(Fused):
                 kind: Any = "times" if timing.see is None else "specs"
                 loop = loop_of(self._kinds, kind, part.start, part.stop)
                 first = islice(rest, timing.count)
-                loop(first, *given, columns, timing.clock, timing.times, timing.see)
+                loop(first, *given, columns, both_clocks, timing.times, timing.see)
                 part.loop(rest, *given, columns)
             else:
                 part.loop(elements, *given, columns)
@@ -286,13 +287,11 @@ class BlockFused(Fused):
         sees = meter.sees_next
         meter.sees_next = False
         count = 1 if sees else max(1, min(meter.count, num_elements))
-        times: list[list[float]] = [[] for _ in self.steps]
-        timing = Timing(times, count, time.perf_counter, meter.see if sees else None)
-        started_s, cpu_started_s = time.perf_counter(), time.thread_time()
+        times: list[list[complex]] = [[] for _ in self.steps]
+        timing = Timing(times, count, meter.see if sees else None)
+        started = both_clocks()
         results = run(timing)
-        cpu_s = time.thread_time() - cpu_started_s
-        call_s = time.perf_counter() - started_s
-        meter.record(weight, times, results, call_s, cpu_s, prepared_s)
+        meter.record(weight, times, results, both_clocks() - started, prepared_s)
         return results
 
 
@@ -300,30 +299,27 @@ class Timing:
     """Where the times of a call go.
 
     Attributes:
-        times: A list for each step, which takes the seconds of elements.
+        times: A list for each step, which takes the times of elements by `both_clocks`.
         count: How many elements are timed: the first ones.
-        clock: The clock to read.
         see: Called with the number of each step, -1 for the input, and its output; `None` for
             nothing.
     """
 
     def __init__(
         self,
-        times: Sequence[list[float]],
+        times: Sequence[list[complex]],
         count: int,
-        clock: Callable[[], float],
         see: Callable[[int, Any], None] | None,
     ) -> None:
         self.times = times
         self.count = count
-        self.clock = clock
         self.see = see
 
     def add_block(
-        self, step: int, inputs: Sequence[Any], results: Sequence[Any], elapsed_s: float
+        self, step: int, inputs: Sequence[Any], results: Sequence[Any], elapsed: complex
     ) -> None:
         """Adds a call of a block function, whose elements are taken to cost the same."""
-        self.times[step].extend([elapsed_s / len(inputs)] * min(self.count, len(inputs)))
+        self.times[step].extend([elapsed / len(inputs)] * min(self.count, len(inputs)))
         if self.see is not None:
             if not step:
                 self.see(-1, inputs[0])

@@ -14,6 +14,7 @@ from grainmill._evaluate.block_job import BlockJob
 from grainmill._evaluate.executor import Blocks, Pace, weak_call
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.notes import described
+from grainmill._stats.thread_clock import ThreadUse
 from grainmill._workers.limits import Limits
 from grainmill._workers.pool import WorkerPool
 from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
@@ -49,6 +50,7 @@ class ProcessBlocks(Blocks):
         self._limits = Limits.of(options)
         self._affordable = self._max_task_len
         self._pool: WorkerPool | None = None
+        self._num_starting = 0  # results until all workers have returned one, about
         self._tasks: deque[tuple[PendingResult, int]] = deque()
         self._row_byte_len = 0.0
         self._element_bytes = 0.0
@@ -95,12 +97,18 @@ class ProcessBlocks(Blocks):
                 return
         pending, count = self._tasks[0]
         try:
+            cpu_started_s = time.thread_time()
             if pending.answer is None:
+                use = ThreadUse() if self._num_starting > 0 else None
                 started_s = time.perf_counter()
                 result = pool.wait(pending)
-                self.meter.starved_s += time.perf_counter() - started_s
+                waited_s = time.perf_counter() - started_s
+                self.meter.starved_s += waited_s
+                if use is not None:
+                    self._recorder.started(self._node, waited_s, use.read())
             else:
                 result = pool.wait(pending)
+            self._num_starting -= 1
             self._tasks.popleft()
             report = result.extra[5] if result.extra else None
             if report is not None:
@@ -109,6 +117,7 @@ class ProcessBlocks(Blocks):
             if self._tasks:
                 # Workers continue while the consumer uses what it takes next.
                 self._dispatch_to(pool, self.position + self._next_len)
+            self.meter.transfer_cpu_s += time.thread_time() - cpu_started_s
         except BaseException as failure:  # also an interrupt, which may have lost a message
             if self._cancelled:  # the closing thread waits for the workers
                 raise
@@ -181,6 +190,7 @@ class ProcessBlocks(Blocks):
             self._pool = WorkerPool(
                 job, self._workers, self._limits, plan.walk_up(), functools.partial(described, plan)
             )
+            self._num_starting = self._workers
             self.check_open()  # `cancel` may have been called before the pool existed
         self._dispatch_to(self._pool, self.position)
         return self._pool

@@ -12,6 +12,7 @@ from grainmill._evaluate.tuner import Tuner
 
 if TYPE_CHECKING:
     from grainmill._evaluate.thread_pool import Task
+    from grainmill._stats.meters import PoolUse
 
 
 class SharedThreads:
@@ -72,6 +73,11 @@ class PoolShare:
         done, *seconds = self.pool.totals()
         num_readers = max(1, len(self.pool.readers))
         return Totals(done // num_readers, *(each / num_readers for each in seconds))
+
+    def use(self, allowed: int) -> PoolUse:
+        """See `ThreadPool.use`; an equal share of the times, but for when threads had work."""
+        use, num_readers = self.pool.use(allowed), max(1, len(self.pool.readers))
+        return use._replace(cpu_s=use.cpu_s / num_readers, ready_s=use.ready_s / num_readers)
 
     def submit(self, task: Task) -> None:
         """Queues `task` behind those of all readers."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.storage import work_clock_s
-from grainmill._evaluate.thread_clock import ThreadClock, ThreadTimes
+from grainmill._stats.meters import PoolUse
+from grainmill._stats.thread_clock import ThreadClock, ThreadTimes
 from grainmill._threads import start_thread
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Task:
         result: What `call` returned, once `done` can be acquired.
         failure: What `call` or `prepare` raised.
         elapsed_s: How long `call` took, without waits for storage.
+        cpu_s: The CPU seconds of `call`.
         waited_s: How long `prepare` and `call` waited for storage.
         thread: The identifier of the thread that runs it, once one does.
         done: Released when the task is done or cancelled.
@@ -50,6 +52,7 @@ class Task:
     __slots__ = (
         "_prepare",
         "call",
+        "cpu_s",
         "done",
         "elapsed_s",
         "failure",
@@ -70,7 +73,7 @@ class Task:
         self._prepare = prepare
         self.result: Any = None
         self.failure: BaseException | None = None
-        self.elapsed_s = 0.0
+        self.elapsed_s = self.cpu_s = 0.0
         self.waited_s = 0.0
         self.thread: int | None = None
         self.done = threading.Lock()
@@ -91,10 +94,12 @@ class Task:
         call = self.call
         if call is not None and self.failure is None:
             started_s, work_started_s = time.perf_counter(), work_clock_s()
+            cpu_started_s = time.thread_time()
             try:
                 self.result = call()
             except BaseException as failure:
                 self.failure = failure
+            self.cpu_s = time.thread_time() - cpu_started_s
             self.elapsed_s = work_clock_s() - work_started_s
             self.waited_s += max(0.0, time.perf_counter() - started_s - self.elapsed_s)
         self.done.release()
@@ -309,6 +314,17 @@ class ThreadPool:
             sum(worker.busy_until(now) for worker in workers),
             sum(of_worker.cpu_s for of_worker in times),
             sum(of_worker.ready_s for of_worker in times),
+        )
+
+    def use(self, allowed: int) -> PoolUse:
+        """What its own threads did, without the owner's."""
+        workers, now = self._workers.copy(), time.perf_counter()
+        return PoolUse(
+            self.active,
+            allowed,
+            sum(worker.times().cpu_s for worker in workers),
+            sum(worker.times().ready_s for worker in workers),
+            sum(worker.busy_until(now) for worker in workers),
         )
 
     def drop(self) -> None:

@@ -15,6 +15,8 @@ from typing import Final
 BLOCK_BYTES: Final = 480 << 10
 # The Python code around a block costs one percent of this.
 CALLER_BLOCK_S: Final = 0.002
+# Blocks that are shorter are not timed with the CPU clock.
+SHORT_BLOCK_S: Final = 0.0001
 # The maximum number of elements requested at once, if no buffer size limits it.
 MAX_REQUESTED: Final = 1024
 

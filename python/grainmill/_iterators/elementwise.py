@@ -16,6 +16,7 @@ from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, StateAfter
 from grainmill._plan import sequential as plan
 from grainmill._plan.node import block_function
+from grainmill._stats.meters import both_clocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -126,7 +127,7 @@ class ElementwiseStage(Stage):
             dropped,
             [] if upstream is None or upstream.dropped is None else upstream.dropped,
             upstream.finish if upstream is not None else None,
-            *(() if times is None else (times.clock, times.of_steps, times.see)),
+            *(() if times is None else (both_clocks, times.of_steps, times.see)),
         )
 
     @property
@@ -147,9 +148,7 @@ class ElementwiseStage(Stage):
             self._count_last(len(block.elements))
         if self._times is not None:
             self._meter.finish()
-        timer = self._meter.timer
-        timer.countdown -= 1
-        self._times = None if timer.countdown >= 0 else self._meter.start()
+        self._times = self._meter.starts(len(block.elements))
         if not self._tracks_positions:
             if block.finish is None and self._times is None:
                 block.finish, block.finish_many = self._only_maps
@@ -294,7 +293,7 @@ def _finish_blocks(
     if times is None:
         result = loop(elements)
     else:
-        timing = Timing(times.of_steps, len(elements), times.clock, times.see)
+        timing = Timing(times.of_steps, len(elements), times.see)
         result = loop.timed(elements, timing)
     for element in result.elements:
         append(element)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.batch_blocks import byte_len
 from grainmill._iterators.read import ReadStage
-from grainmill._stats.meters import CallTimer, StageMeter, clock_cost_s, clock_s
+from grainmill._stats.meters import CallTimer, StageMeter, both_clocks, clock_s, reading_cost_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,8 +16,10 @@ if TYPE_CHECKING:
     from grainmill._iterators.stage import Block, Stage
     from grainmill._stats.meters import Recorder
 
-# What timing one pull of one stage costs, in readings of the clock.
-_PULL_READINGS = 12
+# What timing one pull of one stage costs, in steps of an element.
+_PULL_STEPS = 3
+# So many pulls in a row show how long the consumer is away; then those after a timed one do.
+_ENOUGH_AWAY = 16
 # Where all pulls are timed, stages that were opened meanwhile are included after so many seconds.
 _REFRESH_S = 0.1
 
@@ -42,11 +46,13 @@ class PullMeter:
         self._on_start = on_start
         self._recorder = recorder
         self.timer = CallTimer(recorder.share)
+        self._away: deque[tuple[float, int]] = deque(maxlen=2 * _ENOUGH_AWAY)
         self._timed: list[Stage] = []
         self._weight = 1
-        self._stack: list[float] = []
+        self._stack: list[complex] = []
         self._started_s = self._start_cost_s = 0.0
         self._refreshed_s = 0.0
+        self._left_at: tuple[float, int, int] | None = None
 
     @property
     def _is_permanent(self) -> bool:
@@ -54,12 +60,54 @@ class PullMeter:
         return self._recorder.tracks or self._recorder.spec_of is not None
 
     def pull(self) -> Block:
-        """A timed pull of as many elements as `stage` prefers."""
+        """A timed pull of as many elements as `stage` prefers.
+
+        The next pull comes here, too, which shows how long the consumer was away between them.
+        """
+        if self._left_at is not None:
+            left_s, count, countdown = self._left_at
+            self._left_at = None
+            if count:
+                self._away.append(((clock_s() - left_s) / count, count))
+            self.timer.countdown = countdown - 1
+            if countdown > 0 and not self._is_permanent:
+                block = self._stage.pull(self._stage.pull_size)
+                if len(self._away) < _ENOUGH_AWAY:
+                    self._leave(block)
+                return block
         self._start()
         try:
-            return self._stage.pull(self._stage.pull_size)
+            block = self._stage.pull(self._stage.pull_size)
         finally:
             self.finish()
+        self._leave(block)
+        return block
+
+    def _leave(self, block: Block) -> None:
+        self._left_at = clock_s(), len(block.elements), self.timer.countdown
+        self.timer.countdown = 0
+
+    def away_s(self, num_left: int) -> float:
+        """How long the consumer is away for an element, functions that its request runs included.
+
+        That is the time that three in four exceed, as some have waits for the interpreter lock;
+        infinite if it is unknown.
+
+        Args:
+            num_left: How many elements of the last pull it has not taken.
+        """
+        away, left_at = list(self._away), self._left_at
+        if left_at is not None and left_at[1] > num_left:
+            count = left_at[1] - num_left
+            away.append(((clock_s() - left_at[0]) / count, count))
+        left = sum(count for _, count in away) / 4
+        if left < _ENOUGH_AWAY / 8:
+            return math.inf
+        for seconds, count in sorted(away):
+            left -= count
+            if left <= 0:
+                return seconds
+        return math.inf
 
     def starts(self) -> bool:
         """Whether the next pull is timed; if so, `finish` must be called after it."""
@@ -88,7 +136,7 @@ class PullMeter:
             return
         finished_s = clock_s()
         elapsed_s = finished_s - self._started_s
-        cost_s = self._start_cost_s + clock_cost_s() * _PULL_READINGS * len(self._timed)
+        cost_s = self._start_cost_s + reading_cost_s() * _PULL_STEPS * len(self._timed)
         self.stop()
         self.timer.record(elapsed_s, cost_s + clock_s() - finished_s)
 
@@ -104,11 +152,19 @@ class PullMeter:
         if stage.node is None:
             pass
         elif isinstance(stage, ReadStage):  # which counts its elements and times itself
-            self._replace_one(stage, ("pull_batches",), None)
-            self._replace_one(stage, ("pull",), None, self._recorder.stage(stage.node))
+            self._replace_one(stage, ("pull_batches",), None, None, waits=False)
+            self._replace_one(stage, ("pull",), None, self._recorder.stage(stage.node), waits=False)
         else:
             meter = None if stage.is_elementwise else self._recorder.stage(stage.node)
-            self._replace_one(stage, ("pull",), meter)
+            # Its thread counts its elements, unless it is a node of its own.
+            counted = [parent.node for parent in stage.parents if stage.has_own_thread]
+            self._replace_one(
+                stage,
+                ("pull",),
+                None if stage.node in counted else meter,
+                meter,
+                waits=stage.has_own_thread,
+            )
         if not stage.has_own_thread:
             for parent in stage.parents:
                 self._replace(parent)
@@ -118,33 +174,42 @@ class PullMeter:
         stage: Stage,
         names: tuple[str, ...],
         meter: StageMeter | None,
-        of_spec: StageMeter | None = None,
+        of_spec: StageMeter | None,
+        *,
+        waits: bool,
     ) -> None:
         for name in names:
             pull = getattr(stage, name)
-            stage.__dict__[name] = self._timed_pull(pull, meter, of_spec or meter)
+            stage.__dict__[name] = self._timed_pull(pull, meter, of_spec, waits=waits)
         self._timed.append(stage)
 
     def _timed_pull(
-        self, pull: Callable[..., Any], meter: StageMeter | None, of_spec: StageMeter | None
+        self,
+        pull: Callable[..., Any],
+        meter: StageMeter | None,
+        of_spec: StageMeter | None,
+        *,
+        waits: bool,
     ) -> Callable[..., Any]:
+        """`pull` with its times going to `meter`; only CPU time, if its waits are known exactly."""
         stack, spec_of = self._stack, self._recorder.spec_of
 
         def timed_pull(*limits: int) -> Any:
             num_elements = 0
-            stack.append(0.0)
-            started_s = clock_s()
+            stack.append(0j)
+            started = both_clocks()
             try:
                 pulled = pull(*limits)
                 if of_spec is not None:
                     num_elements = len(pulled.elements)
             finally:
-                elapsed_s = clock_s() - started_s
-                own_s = elapsed_s - stack.pop()
+                elapsed = both_clocks() - started
+                own = elapsed - stack.pop()
                 if stack:
-                    stack[-1] += elapsed_s
+                    stack[-1] += elapsed
                 if meter is not None:
-                    meter.add(num_elements, own_s, self._weight)
+                    own_s = own.imag if waits else own.real
+                    meter.add(num_elements, own_s, own.imag, self._weight)
             if of_spec is not None and num_elements:
                 if pulled.finish is not None:
                     of_spec.passes_lazy = True

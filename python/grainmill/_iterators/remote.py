@@ -24,6 +24,7 @@ from grainmill._plan.closing import closed_error
 from grainmill._plan.notes import located
 from grainmill._plan.sequential import Interleave, UserDefined
 from grainmill._plan.slicing import sliced
+from grainmill._stats.thread_clock import ThreadUse
 from grainmill._workers import messages
 from grainmill._workers.limits import Limits
 from grainmill._workers.pool import WorkerPool
@@ -100,12 +101,22 @@ class RemoteWorkers:
         workers = node.num_workers
         self._pool = WorkerPool(job, workers, self._limits, node.parent.walk_up(), origin)
 
-    def wait(self, pool: WorkerPool, pending: PendingResult) -> Result:
-        """Waits for a result; records for how long, and the worker's report."""
+    def wait(self, pool: WorkerPool, pending: PendingResult, *, is_first: bool) -> Result:
+        """Waits for a result; records for how long, and the worker's report.
+
+        Args:
+            pool: The workers.
+            pending: The result to wait for.
+            is_first: Whether the worker has returned none before.
+        """
         if pending.answer is None:
+            use = ThreadUse() if is_first else None
             started_s = time.perf_counter()
             result = pool.wait(pending)
-            self._context.recorder.waited(self._node, time.perf_counter() - started_s)
+            waited_s = time.perf_counter() - started_s
+            self._context.recorder.waited(self._node, waited_s)
+            if use is not None:
+                self._context.recorder.started(self._node, waited_s, use.read())
         else:
             result = pool.wait(pending)
         report = result.extra[1] if result.extra else None
@@ -183,7 +194,8 @@ class RemoteShard(Stage):
             return Block([], lambda _: self._state(before))
         pool = self._request()
         try:
-            result = self._workers.wait(pool, self._pending_results[0])
+            first = self._pending_results[0]
+            result = self._workers.wait(pool, first, is_first=self._state_after is None)
             self._pending_results.popleft()
         except BaseException as failure:  # also Ctrl-C, by which a message may be lost
             if self._workers.cancelled:  # `close` will end them

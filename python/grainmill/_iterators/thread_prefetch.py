@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import byte_len
-from grainmill._evaluate.executor import Demand
+from grainmill._evaluate.executor import Demand, weak_call
 from grainmill._iterators.cursor import END, Cursor, ResumePoint, constant_state_at
 from grainmill._iterators.metering import PullMeter
 from grainmill._iterators.stage import Block, Stage, State, runs
@@ -27,6 +27,7 @@ from grainmill._plan import sequential
 from grainmill._plan.closing import closed_error
 from grainmill._plan.notes import located
 from grainmill._plan.sequential import ThreadPrefetch, checked_prefetch_buffer_size
+from grainmill._stats.meters import Fill
 from grainmill._stats.stalls import CONFIG_LIMITS, Awaited, Stall
 from grainmill._threads import at_fork, may_wait, start_thread
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from grainmill._iterators.stage import StateAfter
     from grainmill._plan.node import Node
     from grainmill._stats.meters import Recorder
+    from grainmill._stats.thread_clock import ThreadUse
 
 _JOIN_TIMEOUT_S = 0.1
 # How long a ready element is withheld from a waiting consumer while further ones are computed.
@@ -281,6 +283,10 @@ class PrefetchQueue:
         self._meter: PullMeter | None = None  # of the thread's pulls
         self._record_wait: Callable[[float], None] | None = None
         self._node: Node | None = None
+        self._recorder: Recorder | None = None
+        self._num_taken = 0
+        self._idle_s = 0.0  # how long the thread waited for space
+        self._idle_since_s: float | None = None
         self._stall = Stall(self, PrefetchQueue._awaited, CONFIG_LIMITS)
         self._check_s = self._stall.check_s
         self._next_len = 1
@@ -303,7 +309,7 @@ class PrefetchQueue:
         stage = self._cursor.stage
         if stage.recorder is not None:
             self._meter = PullMeter(stage, stage.recorder)
-        self._node = node
+        self._node, self._recorder = node, recorder
         if recorder is not None and node is not None:
             self._record_wait = functools.partial(recorder.waited, node)
 
@@ -323,6 +329,12 @@ class PrefetchQueue:
         """How many elements are queued; on any thread."""
         return self._num_queued
 
+    def _fill_level(self) -> Fill:
+        """How far the thread is ahead of the consumer; on any thread."""
+        since_s = self._idle_since_s
+        now_s = 0.0 if since_s is None else time.perf_counter() - since_s
+        return Fill(self._num_taken, self._num_queued, self._idle_s + now_s)
+
     def start(self) -> None:
         """Starts the thread, which waits for `allow_pulling`."""
         self.thread = start_thread(self._fill, name=self._thread_name, stop=self.stop)
@@ -335,7 +347,12 @@ class PrefetchQueue:
                 self._space_freed.notify()
 
     def _fill(self) -> None:
+        use: ThreadUse | None = None
         try:
+            if self._recorder is not None:
+                use = self._recorder.add_thread(
+                    self._node, weak_call(self, PrefetchQueue._fill_level)
+                )
             while self.set_up:
                 self.set_up[-1]()
                 self.set_up.pop()
@@ -350,6 +367,8 @@ class PrefetchQueue:
             if self._on_done is not None:
                 with contextlib.suppress(Exception):  # there is no caller to report to
                     self._on_done()
+            if use is not None:
+                use.end()
 
     def wait_done(self, timeout_s: float) -> bool:
         """Waits for at most `timeout_s`; returns whether the thread no longer uses the cursor.
@@ -393,6 +412,7 @@ class PrefetchQueue:
             count = len(block.elements)
             self._num_queued -= count
             self._num_unconsumed = max(0, count - 1)
+            self._num_taken += count
             if self._has_space():
                 self._space_freed.notify()
         return block
@@ -421,7 +441,11 @@ class PrefetchQueue:
 
     def pull_block(self) -> bool:
         """Queues the next elements once there is space; `False` at the end or after `stop`."""
-        self._space_freed.wait_for(lambda: self._has_space() or self.demand.ended)
+        if not self._has_space():
+            self._idle_since_s = time.perf_counter()
+            self._space_freed.wait_for(lambda: self._has_space() or self.demand.ended)
+            self._idle_s += time.perf_counter() - self._idle_since_s
+            self._idle_since_s = None
         with self._lock:
             if self.demand.ended:
                 return False

@@ -367,6 +367,9 @@ class DataLoaderIterator(Savable, Iterator[Loaded_co], Generic[Loaded_co]):
         """Returns one sentence on what holds the loader back; see `DatasetIterator.verdict`."""
         return self._iterator.verdict()
 
+    def _verdict_of_pipeline(self) -> str:
+        return self._iterator._verdict_of_pipeline()  # noqa: SLF001 - as for `verdict`
+
     def start_prefetch(self) -> None:
         """Starts to compute elements before the first is asked for.
 

@@ -3,14 +3,21 @@
 Nothing here costs anything per element: a call that handles a block is timed as a whole, and of its
 elements as many are timed singly as keep the cost of reading clocks below a fixed share. A call
 that is too short for that is timed now and then, and counts for those in between.
+
+What is timed is timed with the CPU clock of its thread, too: the time that passed also has waits
+for the interpreter lock and for a core, which are nobody's own.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from grainmill._stats.thread_clock import ThreadTimes, ThreadUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,30 +33,40 @@ Totals: TypeAlias = tuple[int, int, int, float]
 # asked for tracking.
 _SHARE: Final = 0.0015
 _SHARE_TRACKED: Final = 0.01
-# What timing one step of an element costs, in readings of the clock.
-_STEP_READINGS: Final = 3
-# Of the blocks whose elements are timed singly, every how many is timed with the CPU clock, and
-# which of these is the first.
-_CPU_INTERVAL: Final = 16
-_CPU_FIRST: Final = 2
 # A call that takes this many times the usual time does not stand for others; and the share that a
 # new call has in the usual time.
 _UNUSUAL: Final = 4.0
 _NEW_SHARE: Final = 0.25
+# The most that the first timing is taken to cost: it may have lost its core, too.
+_FIRST_COST_S: Final = 0.0001
 # Longer pauses would miss what a pipeline does now.
 _MAX_PAUSE: Final = 1 << 16
 
 
+def both_clocks() -> complex:
+    """Seconds by `clock_s`, and as the imaginary part CPU seconds of the calling thread.
+
+    One number, so that differences, sums and shares are those of both.
+    """
+    return complex(clock_s(), time.thread_time())
+
+
 @functools.cache
-def clock_cost_s() -> float:
-    """Seconds that reading the clock takes."""
-    readings = []
-    for _ in range(5):
-        started_s = clock_s()
-        for _ in range(20):
-            clock_s()
-        readings.append((clock_s() - started_s) / 20)
-    return max(20e-9, min(readings))
+def reading_cost() -> complex:
+    """What a reading of both clocks adds to the times of a step, and costs."""
+    readings = [both_clocks() for _ in range(60)]
+    costs = [later - earlier for earlier, later in itertools.pairwise(readings)]
+    return complex(min(cost.real for cost in costs), min(cost.imag for cost in costs))
+
+
+def reading_cost_s() -> float:
+    """Seconds that timing one step of an element costs."""
+    return max(100e-9, 1.2 * reading_cost().real)
+
+
+def _without_reading(time_of_step: complex) -> complex:
+    cost = reading_cost()
+    return complex(max(0.0, time_of_step.real - cost.real), max(0.0, time_of_step.imag - cost.imag))
 
 
 class StageMeter:
@@ -60,21 +77,22 @@ class StageMeter:
         total_s: Seconds it took, added up over threads, without the stages upstream.
         min_s: The least seconds of a timed element; infinite before the first.
         max_s: The most seconds of a timed element.
-        cpu_s: CPU seconds, as far as `total_s` was taken with the CPU clock, too.
-        cpu_of_s: The part of `total_s` for which `cpu_s` is known.
+        cpu_s: The CPU seconds of that.
+        num_steps: Loops over elements that it is a step of, as a function of the user is.
         element_bytes: Bytes of the last element looked at.
         spec: The spec of its elements, a pytree of texts; `None` where it is not recorded.
         passes_lazy: Whether functions upstream run only when its elements are requested.
     """
 
     __slots__ = (
+        "_usual_cpu_s",
         "_usual_s",
-        "cpu_of_s",
         "cpu_s",
         "element_bytes",
         "elements",
         "max_s",
         "min_s",
+        "num_steps",
         "passes_lazy",
         "spec",
         "total_s",
@@ -86,29 +104,36 @@ class StageMeter:
         self.min_s = float("inf")
         self.max_s = 0.0
         self.cpu_s = 0.0
-        self.cpu_of_s = 0.0
+        self.num_steps = 0.0
         self.element_bytes = 0.0
         self.spec: Any = None
         self.passes_lazy = False
-        self._usual_s = 0.0
+        self._usual_s = self._usual_cpu_s = 0.0
 
-    def add(self, elements: float, total_s: float, weight: float = 1.0) -> None:
+    def add(self, elements: float, total_s: float, cpu_s: float, weight: float = 1.0) -> None:
         """Adds a timed call; it counts `weight` times."""
         self.elements += elements * weight
-        self.total_s += self.extrapolated_s(total_s, weight)
+        total = self.extrapolated(complex(total_s, cpu_s), weight)
+        self.total_s += total.real
+        self.cpu_s += total.imag
         if elements:
             mean_s = total_s / elements
             self.min_s = min(self.min_s, mean_s)
             self.max_s = max(self.max_s, mean_s)
 
-    def extrapolated_s(self, call_s: float, weight: float) -> float:
-        """The seconds of `weight` calls of which one took `call_s`.
+    def extrapolated(self, of_call: complex, weight: float) -> complex:
+        """The times of `weight` calls of which one took `of_call`.
 
         Where it took far longer than usual, as when its thread lost its core, only this one did.
         """
-        usual_s = min(call_s, _UNUSUAL * self._usual_s) if self._usual_s else call_s
-        self._usual_s += _NEW_SHARE * (usual_s - self._usual_s) if self._usual_s else usual_s
-        return usual_s * weight + (call_s - usual_s)
+        self._usual_s, total_s = _extrapolated(self._usual_s, of_call.real, weight)
+        self._usual_cpu_s, cpu_s = _extrapolated(self._usual_cpu_s, of_call.imag, weight)
+        return complex(total_s, cpu_s)
+
+    def scale(self, factor: float) -> None:
+        """Multiplies the times by `factor`."""
+        self.total_s *= factor
+        self.cpu_s *= factor
 
     def snapshot(self) -> tuple[float, ...]:
         """The numbers, as `merge` takes them."""
@@ -118,38 +143,56 @@ class StageMeter:
             self.min_s,
             self.max_s,
             self.cpu_s,
-            self.cpu_of_s,
+            self.num_steps,
             self.element_bytes,
         )
 
     def merge(self, numbers: Sequence[float]) -> None:
         """Adds the `snapshot` of the same stage elsewhere."""
-        elements, total_s, min_s, max_s, cpu_s, cpu_of_s, element_bytes = numbers
+        elements, total_s, min_s, max_s, cpu_s, num_steps, element_bytes = numbers
         self.elements += elements
         self.total_s += total_s
         self.min_s = min(self.min_s, min_s)
         self.max_s = max(self.max_s, max_s)
         self.cpu_s += cpu_s
-        self.cpu_of_s += cpu_of_s
+        self.num_steps += num_steps
         self.element_bytes = element_bytes or self.element_bytes
 
 
+def _extrapolated(usual_s: float, call_s: float, weight: float) -> tuple[float, float]:
+    """The new usual time of a call, and the time of `weight` calls; see `StageMeter`."""
+    expected_s = min(call_s, _UNUSUAL * usual_s) if usual_s else call_s
+    usual_s += _NEW_SHARE * (expected_s - usual_s) if usual_s else expected_s
+    return usual_s, expected_s * weight + (call_s - expected_s)
+
+
 class Activity:
-    """When an iterator was first asked for an element, and when it reached its end."""
+    """When an iterator was first asked for an element, and when it reached its end; by whom."""
 
     def __init__(self) -> None:
         self._started_s: float | None = None
         self._ended_s: float | None = None
+        self._consumer: ThreadUse | None = None
+        self._ended_times = ThreadTimes(0.0, 0.0)
 
     def start(self, now_s: float) -> None:
         """Records that an element was asked for."""
         if self._started_s is None:
             self._started_s = now_s
+            self._consumer = ThreadUse()
         self._ended_s = None
 
     def end(self) -> None:
         """Records that there are no more elements."""
+        self._ended_times = self.times
         self._ended_s = clock_s()
+
+    @property
+    def times(self) -> ThreadTimes:
+        """The times of the thread that asked first, from then to the end, or to now."""
+        if self._ended_s is not None:
+            return self._ended_times
+        return ThreadTimes(0.0, 0.0) if self._consumer is None else self._consumer.read()
 
     @property
     def elapsed_s(self) -> float:
@@ -194,7 +237,7 @@ class CallTimer:
             cost_s = min(cost_s, _UNUSUAL * self._cost_s)
             self._cost_s += _NEW_SHARE * (cost_s - self._cost_s)
         else:
-            self._cost_s = cost_s
+            self._cost_s = min(cost_s, _FIRST_COST_S)
         self._pause = min(_MAX_PAUSE, int(self._cost_s / (self._share * max(call_s, 1e-9))))
 
 
@@ -258,43 +301,45 @@ class LoopMeter:
         for stage in self._stages:
             stage.elements += count
 
-    def record(  # noqa: PLR0917 - in the order in which they become known
+    def record(
         self,
         weight: int,
-        times: Sequence[Sequence[float]],
+        times: Sequence[Sequence[complex]],
         results: Sequence[Any],
-        call_s: float,
-        cpu_s: float,
+        of_call: complex,
         started_s: float,
     ) -> None:
         """Records a timed call.
 
         Args:
             weight: How many calls it counts for.
-            times: For each step, the seconds of each element that was timed singly.
+            times: For each step, the times of each element that was timed singly; these and
+                `of_call` are differences of `both_clocks`.
             results: All elements of the call.
-            call_s: Seconds of the call.
-            cpu_s: CPU seconds of it.
+            of_call: The times of the call.
             started_s: When preparing it began; what took longer than the call is its cost.
         """
-        num_elements, num_timed = len(results), len(times[0])
-        total_s = self._stages[0].extrapolated_s(call_s, weight)
-        sums = list(map(sum, times))
-        all_timed_s = sum(sums) or 1.0
+        num_elements, num_timed, call_s = len(results), len(times[0]), of_call.real
+        element_cost_s = reading_cost_s() * len(times)
+        cost = reading_cost() * (num_timed * len(times) + 1)
+        own = complex(max(0.0, call_s - cost.real), max(0.0, of_call.imag - cost.imag))
+        total = self._stages[0].extrapolated(own, weight)
+        steps = [list(map(_without_reading, of_step)) for of_step in times]
+        sums = [sum(of_step, 0j) for of_step in steps]
+        timed = sum(sums, 0j)
         element_bytes = self._byte_len(results[-1]) if results else 0
         if self.counts:
             self.count_elements(num_elements)
-        for stage, of_step, sum_s in zip(self._stages, times, sums, strict=True):
-            share = sum_s / all_timed_s if num_timed else 1 / len(sums)
+        for stage, of_step, of_sum in zip(self._stages, steps, sums, strict=True):
             stage.elements += 0 if self.counts else num_elements * weight
-            stage.total_s += total_s * share
-            stage.cpu_s += cpu_s * share
-            stage.cpu_of_s += call_s * share
-            if of_step:
-                stage.min_s = min(stage.min_s, *of_step)
-                stage.max_s = max(stage.max_s, *of_step)
+            equal = 1 / len(sums)
+            stage.total_s += total.real * (of_sum.real / timed.real if timed.real else equal)
+            stage.cpu_s += total.imag * (of_sum.imag / timed.imag if timed.imag else equal)
+            stage.num_steps = stage.num_steps or 1
+            for of_element in of_step:
+                stage.min_s = min(stage.min_s, of_element.real)
+                stage.max_s = max(stage.max_s, of_element.real)
         self._stages[-1].element_bytes = element_bytes or self._stages[-1].element_bytes
-        element_cost_s = _STEP_READINGS * clock_cost_s() * len(times)
         if num_elements:
             self.count = self.timer.affordable(call_s, element_cost_s)
             # Another place in each call: the first element of a block finds cold caches.
@@ -307,18 +352,17 @@ class BlockTimes:
     """The times of the steps of a block whose elements are computed later, one by one.
 
     Attributes:
-        clock: The clock to read: of seconds, in some blocks of CPU seconds.
-        of_steps: A list for each step, which takes the time of each element.
+        of_steps: A list for each step, which takes the times of each element: differences of
+            `both_clocks`.
         weight: How many blocks it counts for.
         num_added: How many times of each step are added to its meter.
         see: Called with the number of each step and its output; `None` for nothing.
     """
 
-    __slots__ = ("clock", "num_added", "of_steps", "see", "weight")
+    __slots__ = ("num_added", "of_steps", "see", "weight")
 
-    def __init__(self, clock: Callable[[], float], num_steps: int, weight: int) -> None:
-        self.clock = clock
-        self.of_steps: list[list[float]] = [[] for _ in range(num_steps)]
+    def __init__(self, num_steps: int, weight: float) -> None:
+        self.of_steps: list[list[complex]] = [[] for _ in range(num_steps)]
         self.weight = weight
         self.num_added = [0] * num_steps
         self.see: Callable[[int, Any], None] | None = None
@@ -334,7 +378,7 @@ class StepsMeter:
         counts: Whether `count` is called for all blocks.
 
     Attributes:
-        timer: Decides which blocks are timed.
+        timer: Decides which blocks are timed; its pauses are elements, as blocks may get longer.
         counts: See there.
     """
 
@@ -351,13 +395,19 @@ class StepsMeter:
         self.counts = counts
         self.timer = CallTimer(share)
         self._block: BlockTimes | None = None
-        self._num_blocks = 0
+        self._num_untimed = 0  # elements since the last block that was timed
 
-    def start(self) -> BlockTimes:
-        """Starts to time a block."""
-        self._num_blocks += 1
-        clock = time.thread_time if self._num_blocks % _CPU_INTERVAL == _CPU_FIRST else clock_s
-        block = self._block = BlockTimes(clock, len(self._stages), self.timer.start())
+    def starts(self, count: int) -> BlockTimes | None:
+        """Starts to time a block of `count` elements, unless it is one of those left out."""
+        timer = self.timer
+        if timer.countdown >= 0:
+            timer.countdown -= count
+            self._num_untimed += count
+            return None
+        weight = 1 + self._num_untimed / max(1, count)
+        self._num_untimed = 0
+        timer.start()
+        block = self._block = BlockTimes(len(self._stages), weight)
         if self._spec_of is not None and any(stage.spec is None for stage in self._stages):
             block.see = self._see
         return block
@@ -377,18 +427,30 @@ class StepsMeter:
         block = self._block
         if block is None:
             return
-        started_s = clock_s()
+        started_s = time.thread_time()
         self.update()
         self._block = None
         count = sum(map(len, block.of_steps))
-        if block.clock is clock_s and count:
-            block_s = sum(map(sum, block.of_steps))
+        if count:
+            block_s = sum(sum(times, 0j) for times in block.of_steps).real
             # Starting costs about as much as finishing.
-            cost_s = 2 * (clock_s() - started_s) + clock_cost_s() * _STEP_READINGS * count
-            self.timer.record(block_s, cost_s)
+            cost_s = 2 * (time.thread_time() - started_s) + reading_cost_s() * count
+            self.timer.record(block_s / count, cost_s)
+
+    def _add_untimed(self) -> None:
+        """Counts the blocks since the last one that was timed, by the elements before."""
+        before = self._stages[0].elements
+        if self.counts or not self._num_untimed or not before:
+            return
+        factor = 1 + self._num_untimed / before
+        self._num_untimed = 0
+        for stage in self._stages:
+            stage.scale(factor)
+            stage.elements *= factor
 
     def update(self) -> None:
-        """Adds the times that the current block has so far."""
+        """Adds the times that the current block has so far, and those of blocks left out."""
+        self._add_untimed()
         block = self._block
         if block is None:
             return
@@ -397,18 +459,15 @@ class StepsMeter:
             block.num_added[i] += len(times)
             if not times:
                 continue
-            sum_s = sum(times)
-            if block.clock is clock_s:
-                stage.min_s = min(stage.min_s, *times)
-                stage.max_s = max(stage.max_s, *times)
-            else:
-                mean_s = stage.total_s / stage.elements if stage.elements else 0.0
-                stage.cpu_s += sum_s
-                stage.cpu_of_s += mean_s * len(times)
-                sum_s = mean_s * len(times)
+            own = list(map(_without_reading, times))
+            stage.min_s = min(stage.min_s, *(each.real for each in own))
+            stage.max_s = max(stage.max_s, *(each.real for each in own))
             if not self.counts:
                 stage.elements += len(times) * block.weight
-            stage.total_s += sum_s * block.weight
+            total = sum(own, 0j) * block.weight
+            stage.total_s += total.real
+            stage.cpu_s += total.imag
+            stage.num_steps = stage.num_steps or 1
 
 
 class ReadMeter:
@@ -422,7 +481,9 @@ class ReadMeter:
         caller_s: The part of both that the consuming thread spent.
         starved_s: Seconds in which the consuming thread waited for threads or workers.
         ahead: Returns how many elements are prefetched, and the limit.
-        threads: Returns the number of active threads, of allowed ones, and their CPU seconds.
+        cpu_s: The CPU seconds of `work_s`.
+        transfer_cpu_s: CPU seconds that the consuming thread spent on what workers sent.
+        threads: Returns what the threads did, without the consuming one.
     """
 
     def __init__(self) -> None:
@@ -432,14 +493,63 @@ class ReadMeter:
         self.storage_s = 0.0
         self.caller_s = 0.0
         self.starved_s = 0.0
+        self.cpu_s = 0.0
+        self.transfer_cpu_s = 0.0
         self.ahead: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        self.threads: Callable[[], tuple[float, ...]] = lambda: (0, 0, 0.0)
+        self.threads: Callable[[], PoolUse] = lambda: NO_POOL
 
-    def computed(self, work_s: float, storage_s: float) -> None:
+    @property
+    def fill(self) -> Fill:
+        """How far it is ahead of the consumer."""
+        return Fill(self.elements, self.ahead()[0], 0.0)
+
+    def computed(self, work_s: float, storage_s: float, cpu_s: float) -> None:
         """Records a block that the consuming thread computed."""
         self.work_s += work_s
+        self.cpu_s += cpu_s
         self.storage_s += storage_s
         self.caller_s += work_s + storage_s
+
+
+class Fill(NamedTuple):
+    """How far a thread is ahead of its consumer.
+
+    Attributes:
+        taken: Elements that the consumer took.
+        ahead: Elements that are ready for it.
+        idle_s: Seconds in which it waited for the consumer to take some.
+    """
+
+    taken: int
+    ahead: int
+    idle_s: float
+
+    @property
+    def taken_share(self) -> float:
+        """The share of what was computed that the consumer took."""
+        return self.taken / max(1, self.taken + self.ahead)
+
+
+class PoolUse(NamedTuple):
+    """What the threads of a pool did so far.
+
+    Attributes:
+        active: How many get work.
+        allowed: How many may.
+        cpu_s: Their CPU seconds.
+        ready_s: Those, and seconds in which they waited for a core.
+        busy_s: Seconds in which they had work.
+    """
+
+    active: int
+    allowed: int
+    cpu_s: float
+    ready_s: float
+    busy_s: float
+
+
+NO_POOL: Final = PoolUse(0, 0, 0.0, 0.0, math.inf)
+"""For readers without threads."""
 
 
 class WorkerReport(NamedTuple):
@@ -452,6 +562,8 @@ class WorkerReport(NamedTuple):
         stages: The `StageMeter.snapshot` of each of its stages, by the stage's number.
         reads: `work_s` and `storage_s` of its blocks, and the reads of its files; see `ReadMeter`.
         specs: The spec of the elements of its stages as text, by the stage's number, where seen.
+        cpu_s: CPU seconds of its threads.
+        ready_s: Those, and seconds in which they waited for a core.
     """
 
     busy_s: float
@@ -460,6 +572,22 @@ class WorkerReport(NamedTuple):
     stages: dict[int, tuple[float, ...]]
     reads: tuple[float, ...]
     specs: dict[int, str]
+    cpu_s: float = 0.0
+    ready_s: float = 0.0
+
+
+class ThreadRecord(NamedTuple):
+    """A thread that pulls from stages.
+
+    Attributes:
+        node: The node whose consumer waits for it.
+        use: Its times.
+        fill: Returns how far it is ahead; `None` if it has ended before the first call.
+    """
+
+    node: Node | None
+    use: ThreadUse
+    fill: Callable[[], Fill | None]
 
 
 class Recorder:
@@ -486,8 +614,12 @@ class Recorder:
         self._stages: weakref.WeakKeyDictionary[Node, StageMeter] = weakref.WeakKeyDictionary()
         self._steps: weakref.WeakSet[StepsMeter] = weakref.WeakSet()
         self._waits: weakref.WeakKeyDictionary[Node, float] = weakref.WeakKeyDictionary()
+        self._starts: weakref.WeakKeyDictionary[Node, tuple[float, ThreadTimes]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._reports: dict[tuple[int, int], WorkerReport] = {}
         self._parts: weakref.WeakKeyDictionary[Node, PartsRecorder] = weakref.WeakKeyDictionary()
+        self._threads: list[ThreadRecord] = []
         self._files: dict[int, tuple[Callable[[], Totals], Totals]] = {}
         self._closed_files: Totals = (0, 0, 0, 0.0)
 
@@ -573,6 +705,26 @@ class Recorder:
             totals = [total + more for total, more in zip(totals, report.reads[2:], strict=True)]
         return tuple(totals)
 
+    def add_thread(self, node: Node | None, fill: Callable[[], Fill | None]) -> ThreadUse:
+        """Records the times of the calling thread; it must call `end` of the result at its end.
+
+        Args:
+            node: The node whose consumer waits for the thread.
+            fill: Returns how far the thread is ahead.
+        """
+        ended = [each for each in self._threads if each.use.has_ended and each.node is node]
+        self._threads = [each for each in self._threads if each not in ended[:-1]]
+        record = ThreadRecord(node, ThreadUse(), fill)
+        self._threads.append(record)
+        return record.use
+
+    def threads(self) -> list[ThreadRecord]:
+        """The threads that pull from stages, besides the consumer's."""
+        found = list(self._threads)
+        for _, parts in self.all_parts():
+            found += parts.threads()
+        return found
+
     def waited(self, node: Node, elapsed_s: float) -> None:
         """Records that a thread waited for the thread or the workers of `node`."""
         self._waits[node] = self._waits.get(node, 0.0) + elapsed_s
@@ -580,6 +732,21 @@ class Recorder:
     def wait_s(self, node: Node) -> float:
         """For how long threads waited for those of `node`."""
         return self._waits.get(node, 0.0)
+
+    def started(self, node: Node, elapsed_s: float, times: ThreadTimes) -> None:
+        """Records that so much of the waits passed while workers were started.
+
+        Args:
+            node: The node with the workers.
+            elapsed_s: How long the calling thread waited.
+            times: Its times during that.
+        """
+        before_s, before = self.start(node)
+        self._starts[node] = before_s + elapsed_s, before.plus(times)
+
+    def start(self, node: Node) -> tuple[float, ThreadTimes]:
+        """For how long a thread waited for workers that were being started; see `started`."""
+        return self._starts.get(node, (0.0, ThreadTimes(0.0, 0.0)))
 
     def report(self, node: Node, worker: int, report: WorkerReport) -> None:
         """Records the last report of a worker of `node`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._plan import random_access, sequential
 from grainmill._plan.node import MapNode
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from grainmill._plan.node import Node
-    from grainmill._stats.meters import ReadMeter, Recorder, WorkerReport
+    from grainmill._stats.meters import Fill, ReadMeter, Recorder, WorkerReport
+    from grainmill._stats.thread_clock import ThreadTimes
 
 _PREFETCHES = (
     sequential.Read,
@@ -23,7 +25,33 @@ _PREFETCHES = (
     sequential.MultiprocessPrefetch,
     sequential.MultithreadPrefetch,
 )
-_IN_WORKERS = (sequential.MultiprocessPrefetch, sequential.MultithreadPrefetch)
+# Threads of a process share one interpreter lock: together they hold it nearly always if they need
+# this share of the time for computing, or more. Then waits say nothing, and CPU time decides.
+LOCK_BOUND = 0.75
+_CONTENDS = 0.05
+# More threads than this rarely get work where functions hold the lock: then the consumer says
+# whether they are fast enough.
+_LOCK_HOLDERS = 2
+# A function waits, whatever the lock, if its fastest call took so many times its CPU time.
+_WAITS = 4.0
+# Starting workers is left out, unless less than this share of the time remains.
+_STARTED = 0.02
+# Threads that have nothing to do for this share of the time are faster than their consumer.
+_IDLE = 0.25
+
+
+_USERS = (
+    sequential.Map,
+    sequential.FlatMap,
+    sequential.UserDefined,
+    random_access.Map,
+    random_access.FlatMap,
+    random_access.UserDefined,
+)
+
+
+# Functions of these are not called in a loop that is timed: their time is the rest of the blocks'.
+_UNTIMED = (random_access.FlatMap, random_access.UserDefined)
 
 
 @dataclasses.dataclass
@@ -36,8 +64,13 @@ class StageReport:
         inputs: The numbers of the stages that it takes elements from.
         meter: Its counts and times; their sums over threads and workers.
         is_prefetch: Whether stages behind it run in other threads or processes.
+        cost_s: Its own seconds: of computing, and of waits that its functions caused.
         wait_s: Seconds in which its consumer waited for it, where it prefetches.
+        start_s: Seconds of that in which workers were started.
         ahead: Elements that are prefetched now, where it prefetches.
+        stacking: Where it reads: the number of the stage whose batches are computed there, and the
+            CPU seconds of that.
+        storage_s: Seconds in which blocks waited for storage, where it is their source.
         wait_share: Its share of the time in which the consumer of the pipeline waits.
         workers: The last report of each of its workers.
     """
@@ -47,8 +80,12 @@ class StageReport:
     inputs: list[int]
     meter: StageMeter
     is_prefetch: bool = False
+    cost_s: float = 0.0
     wait_s: float = 0.0
+    start_s: float = 0.0
     ahead: int = 0
+    stacking: tuple[int, float] = (-1, 0.0)
+    storage_s: float = 0.0
     wait_share: float = 0.0
     workers: dict[int, WorkerReport] = dataclasses.field(default_factory=dict)
 
@@ -69,6 +106,10 @@ class Report:
             their seconds.
         work_s: Seconds spent computing blocks, in all threads and processes.
         storage_s: Seconds in which these waited for storage.
+        is_lock_bound: Whether threads of this process hold its interpreter lock nearly always.
+        running_s: Seconds since then without those in which workers were started.
+        consumer_s: Seconds of that which are the consumer's own, outside of `next`.
+        own_s: Those that are the pipeline's; others are waits for the lock or a core.
         consumer_wait_s: Seconds that the consumer spent in `next`.
         elapsed_s: Seconds since the consumer first asked for an element.
         elements: Elements delivered to it.
@@ -79,17 +120,34 @@ class Report:
     storage: tuple[float, float, float, float]
     work_s: float
     storage_s: float
+    is_lock_bound: bool
+    running_s: float
+    consumer_s: float
+    own_s: float
     consumer_wait_s: float
     elapsed_s: float
     elements: int
 
 
-def collected(
+class Consumer(NamedTuple):
+    """What the thread that asks for elements did.
+
+    Attributes:
+        times: Its times since it first asked.
+        away_s: See `PullMeter`.
+    """
+
+    times: ThreadTimes
+    away_s: float
+
+
+def collected(  # noqa: PLR0917 - in the order of their use
     output: Node,
     recorders: Sequence[Recorder],
     elapsed_s: float,
     elements: int,
     self_times: Mapping[int, StageMeter],
+    consumer: Consumer,
 ) -> Report:
     """The report on the pipeline that ends in `output`.
 
@@ -99,6 +157,7 @@ def collected(
         elapsed_s: Seconds since the first element was asked for.
         elements: Elements delivered.
         self_times: What users' own iterators report about themselves, by the `id` of their node.
+        consumer: What the consumer did since then.
     """
     stages = [
         StageReport(stage.number, stage.node, stage.parents, _meter(recorders, stage.node))
@@ -112,6 +171,7 @@ def collected(
     for stage in stages:
         stage.is_prefetch = isinstance(stage.node, _PREFETCHES)
         stage.wait_s = sum(_wait_s(recorder, stage.node) for recorder in recorders)
+        stage.start_s = sum(recorder.start(stage.node)[0] for recorder in recorders)
         stage.workers = _reports(recorders, stage.node)
         for report in stage.workers.values():
             _merge(stages, stage, report)
@@ -130,13 +190,239 @@ def collected(
         if isinstance(stage.node, sequential.UserDefined | sequential.Interleave):
             _set_self_time(stages, stage, self_times.get(id(stage.node)))
     _limit_steps(stages, work_s, storage_s)
-    _share_waits(stages)
+    running_s, consumer = _without_start(stages, recorders, elapsed_s, consumer)
+    threads = _Threads(stages, reads, recorders, running_s, consumer.times)
+    is_lock_bound = threads.are_bound(threads.ready_s)
+    _set_costs(stages, threads)
+    share = _share_lock(stages, threads) if is_lock_bound else _share_waits(stages, threads)
     if stages:
         stages[0].meter.elements = elements
-    wait_s = _thread_s(stages, 0)
-    if elapsed_s:
-        wait_s = min(wait_s, elapsed_s)
-    return Report(stages, reads, storage, work_s, storage_s, wait_s, elapsed_s, elements)  # type: ignore[arg-type]
+    of_next = _thread_times(stages, 0) if stages else 0j
+    wait_s = min(of_next.real, elapsed_s) if elapsed_s else of_next.real
+    consumer_s = max(0.0, consumer.times.cpu_s - of_next.imag)
+    if not threads.are_bound(threads.all_ready_s):
+        for_core_s = max(0.0, consumer.times.ready_s - consumer.times.cpu_s)
+        consumer_s = max(consumer_s, running_s - share.passed_s - for_core_s)
+    elif consumer.away_s < math.inf and stages and not _lazy_times(stages, stages[0]):
+        # What else passed may be waits for the lock; functions that run meanwhile have them, too.
+        consumer_s = max(consumer_s, consumer.away_s * elements)
+    return Report(
+        stages,
+        reads,
+        storage,  # type: ignore[arg-type]
+        work_s,
+        storage_s,
+        is_lock_bound,
+        running_s,
+        consumer_s,
+        share.own_s,
+        wait_s,
+        elapsed_s,
+        elements,
+    )
+
+
+def _without_start(
+    stages: Sequence[StageReport],
+    recorders: Sequence[Recorder],
+    elapsed_s: float,
+    consumer: Consumer,
+) -> tuple[float, Consumer]:
+    """The time and the consumer's without those in which workers were started."""
+    running_s = elapsed_s - sum(stage.start_s for stage in stages)
+    if running_s < _STARTED * elapsed_s:
+        for stage in stages:
+            stage.start_s = 0.0
+        return elapsed_s, consumer
+    for recorder in recorders:
+        for stage in stages:
+            times = consumer.times.plus(recorder.start(stage.node)[1], -1.0)
+            consumer = consumer._replace(times=times)
+    return running_s, consumer
+
+
+class _Shared(NamedTuple):
+    """The consumer's time in the pipeline.
+
+    Attributes:
+        passed_s: Seconds in stages on its thread, and waiting for others.
+        own_s: Those of them in which stages, there or behind, did not wait for a core.
+    """
+
+    passed_s: float
+    own_s: float
+
+
+class _Threads:
+    """The threads of this process that run stages for the consumer, which is another one.
+
+    Attributes:
+        ready_s: Seconds in which those computed, or could have, that may hold the consumer up.
+        all_ready_s: That of all of them.
+        for_core: The share of their time in which threads waited for a core, by the stage's number.
+        consumer_blocked_s: Seconds in which the consumer waited for something else than these.
+        lanes: How many threads run a stage at a time, by its number, where several do.
+        blocked: Stages, and which share of their time their threads neither computed nor could.
+        idle: The numbers of stages whose threads do not, since they wait for their consumer.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[StageReport],
+        reads: Sequence[ReadMeter],
+        recorders: Sequence[Recorder],
+        running_s: float,
+        consumer: ThreadTimes,
+    ) -> None:
+        self._running_s = running_s
+        self._consumer_s = min(running_s, consumer.ready_s)
+        self.all_ready_s = 0.0
+        self.for_core: dict[int, float] = {}
+        waits_s = sum(stage.wait_s for stage in stages)
+        self.consumer_blocked_s = max(0.0, running_s - self._consumer_s - waits_s)
+        elapsed_s = running_s
+        numbers = {id(stage.node): stage.number for stage in stages}
+        self.ready_s = 0.0
+        self.idle: set[int] = set()
+        for stage in stages:
+            reports = stage.workers.values()
+            if reports:
+                busy_s = sum(report.busy_s for report in reports)
+                ready_s = sum(report.ready_s for report in reports)
+                for_core_s = ready_s - sum(report.cpu_s for report in reports)
+                self.for_core[stage.number] = for_core_s / max(busy_s, ready_s) if busy_s else 0.0
+        self.lanes: dict[int, int] = {}
+        self.blocked: list[tuple[set[int], float]] = []
+        for read in reads:
+            use = read.threads()
+            is_idle = use.busy_s < (1 - _IDLE) * elapsed_s
+            if use.active > _LOCK_HOLDERS and use.busy_s < math.inf:
+                is_idle |= read.starved_s < _IDLE * elapsed_s
+            number = numbers.get(id(read.node))
+            self._add(number, read.fill, use.ready_s, is_idle=is_idle)
+            if number is None:
+                continue
+            numbers_behind = {found.number for found in _upstream(stages, stages[number])}
+            if use.active > 1:
+                self.lanes.update(dict.fromkeys(numbers_behind, use.active))
+            if 0 < use.busy_s < math.inf:
+                self.blocked.append((numbers_behind, max(0.0, 1 - use.ready_s / use.busy_s)))
+                self.for_core[number] = (use.ready_s - use.cpu_s) / max(use.busy_s, use.ready_s)
+        for recorder in recorders:
+            for thread in recorder.threads():
+                fill = thread.fill()
+                if fill is not None:
+                    is_idle = fill.idle_s > _IDLE * elapsed_s
+                    number = numbers.get(id(thread.node))
+                    cpu_s, ready_s = thread.use.read()
+                    self._add(number, fill, ready_s, is_idle=is_idle)
+                    busy_s = thread.use.elapsed_s - fill.idle_s
+                    if number is not None and busy_s > 0:
+                        stage = stages[number]
+                        starts = stage.inputs if stage.is_prefetch else [number]
+                        of_thread = set().union(*(_same_thread(stages, each) for each in starts))
+                        self.blocked.append((of_thread, max(0.0, 1 - ready_s / busy_s)))
+                        self.for_core[number] = (ready_s - cpu_s) / max(busy_s, ready_s)
+
+    def are_bound(self, ready_s: float) -> bool:
+        """Whether threads that compute for `ready_s`, and the consumer, need the lock all the time.
+
+        Without other threads, the consumer waits for no lock.
+        """
+        if not self._running_s or ready_s < _CONTENDS * self._running_s:
+            return False
+        return ready_s + self._consumer_s >= LOCK_BOUND * self._running_s
+
+    def _add(self, number: int | None, fill: Fill, ready_s: float, *, is_idle: bool) -> None:
+        self.all_ready_s += ready_s
+        if not is_idle:
+            self.ready_s += ready_s * fill.taken_share
+        elif number is not None:
+            self.idle.add(number)
+
+
+def _behind_workers(stages: Sequence[StageReport]) -> dict[int, StageReport]:
+    """The stage whose workers run a stage, by that one's number."""
+    return {
+        found.number: owner
+        for owner in stages
+        if owner.workers
+        for found in _upstream(stages, owner)
+    }
+
+
+def _same_thread(stages: Sequence[StageReport], number: int) -> set[int]:
+    """The numbers of the stages that the thread runs which runs stage `number`."""
+    found: set[int] = set()
+    pending = [number]
+    while pending:
+        stage = stages[pending.pop()]
+        if stage.number not in found and (not stage.is_prefetch or _computes_itself(stage)):
+            found.add(stage.number)
+            pending += stage.inputs
+    return found
+
+
+def _real_waits(stages: Sequence[StageReport], threads: _Threads) -> dict[int, float]:
+    """Which share of the waits of a stage is not for a core, by its number."""
+    groups = list(threads.blocked)
+    for owner in stages:
+        reports = owner.workers.values()
+        busy_s = sum(report.busy_s for report in reports)
+        ready_s = sum(report.ready_s for report in reports)
+        behind = {found.number for found in _upstream(stages, owner)}
+        groups += [(behind, max(0.0, 1 - ready_s / busy_s))] if busy_s else []
+    real: dict[int, float] = {}
+    own = _same_thread(stages, 0) if stages else set()
+    for numbers, blocked_share in [(own, None), *groups]:
+        meters = [
+            stages[number].meter
+            for number in numbers
+            if not isinstance(stages[number].node, sequential.Read)  # that of the others
+        ]
+        waits_s = sum(max(0.0, meter.total_s - meter.cpu_s) for meter in meters)
+        limit_s = threads.consumer_blocked_s
+        if blocked_share is not None:
+            limit_s = blocked_share * sum(meter.total_s for meter in meters)
+        real |= dict.fromkeys(numbers, min(1.0, limit_s / waits_s) if waits_s else 1.0)
+    return real
+
+
+def _set_costs(stages: Sequence[StageReport], threads: _Threads) -> None:
+    """Sets `cost_s`: waits of functions are their own, but for those for the lock or a core."""
+    owners = _behind_workers(stages)
+    is_contended = threads.are_bound(threads.all_ready_s)
+    real = _real_waits(stages, threads)
+    for stage in stages:
+        owner = owners.get(stage.number)
+        is_bound = is_contended
+        if owner is not None:
+            busy_s = sum(report.busy_s for report in owner.workers.values())
+            ready_s = sum(report.ready_s for report in owner.workers.values())
+            is_bound = ready_s >= LOCK_BOUND * busy_s
+        meter = stage.meter
+        if isinstance(stage.node, sequential.Read):
+            continue  # its cost is known
+        stage.cost_s = meter.cpu_s
+        if runs_users_code(stage):
+            least_s = meter.min_s * meter.elements if meter.max_s else 0.0
+            waits_s = max(0.0, meter.total_s - meter.cpu_s)
+            if not is_bound:
+                stage.cost_s += waits_s * real.get(stage.number, 1.0)
+            elif least_s > _WAITS * meter.cpu_s:
+                stage.cost_s = least_s / max(1, threads.lanes.get(stage.number, 1))
+        if isinstance(stage.node, random_access.Source):
+            stage.cost_s = max(stage.cost_s, stage.storage_s + meter.cpu_s)
+
+
+def runs_users_code(stage: StageReport) -> bool:
+    """Whether a stage calls functions or objects of the user."""
+    node = stage.node
+    if isinstance(node, sequential.Batch | random_access.Batch):
+        return node.batch_fn is not None
+    if isinstance(node, random_access.Source):
+        return _has_loop(stage)
+    return isinstance(node, _USERS)
 
 
 def _meter(recorders: Sequence[Recorder], node: Node) -> StageMeter:
@@ -225,39 +511,69 @@ def _upstream(stages: Sequence[StageReport], stage: StageReport) -> list[StageRe
     return [seen[number] for number in sorted(seen)]
 
 
-def _add_read(stages: list[StageReport], read: ReadMeter) -> None:
+def _add_read(  # noqa: PLR0912 - one case for each place where time is not measured
+    stages: list[StageReport], read: ReadMeter
+) -> None:
     """Adds what a read recorded to its own stage and to those behind it."""
     stage = next((stage for stage in stages if stage.node is read.node), None)
     if stage is None:
         return
     meter = stage.meter
-    for found in _upstream(stages, stage):
+    behind = _upstream(stages, stage)
+    for found in behind:
         meter.element_bytes = meter.element_bytes or found.meter.element_bytes
     meter.elements += read.elements
     meter.total_s += read.caller_s + read.starved_s
+    meter.cpu_s += read.transfer_cpu_s + (read.cpu_s if read.caller_s else 0.0)
+    stage.cost_s += read.transfer_cpu_s
     stage.wait_s += read.starved_s
     stage.ahead += read.ahead()[0]
     in_workers = list(stage.workers.values())
+    if not in_workers:
+        for found in behind:  # without what the consumer did not take
+            found.meter.scale(read.fill.taken_share)
+            found.meter.elements *= read.fill.taken_share
     _count(stages, stage, max(read.elements, sum(report.elements for report in in_workers)))
     work_s = read.work_s + sum(report.reads[0] for report in in_workers)
     storage_s = read.storage_s + sum(report.reads[1] for report in in_workers)
-    behind = _upstream(stages, stage)
     steps_s = sum(found.meter.total_s for found in behind)
+    steps_cpu_s = sum(found.meter.cpu_s for found in behind)
+    cpu_s = read.cpu_s
+    if in_workers:  # whose blocks are not timed with the CPU clock
+        cpu_s = work_s * (steps_cpu_s / steps_s) if steps_s else work_s
     sources = [found for found in behind if not found.inputs]
     if not sources:
         return
     source = sources[0]
-    if 0 < steps_s < work_s and (isinstance(source.node, random_access.Range) or _has_loop(source)):
-        for found in behind:  # nothing else takes long, so the timed calls were short ones
-            found.meter.total_s *= work_s / steps_s
-        steps_s = work_s
+    untimed = [found for found in behind if isinstance(found.node, _UNTIMED)]
+    stacking = [
+        found
+        for found in stages
+        if isinstance(found.node, sequential.Batch) and found.inputs == [stage.number]
+    ] + [found for found in behind if isinstance(found.node, random_access.Batch)]
+    if untimed:
+        source = untimed[0]
+    elif isinstance(source.node, random_access.Range) or _has_loop(source):  # nothing is read
+        if stacking:
+            source = stacking[0]
+        else:  # the calls that were timed were short ones
+            for found in behind:
+                if 0 < steps_s < work_s:
+                    found.meter.total_s *= work_s / steps_s
+                if 0 < steps_cpu_s < cpu_s:
+                    found.meter.cpu_s *= cpu_s / steps_cpu_s
+            steps_s, steps_cpu_s = (work_s, cpu_s) if steps_s else (0.0, 0.0)
+    if source not in behind:  # the thread that computes the rows of a batch copies them
+        stage.stacking = source.number, max(0.0, cpu_s - steps_cpu_s)
     # Reading, decoding and copying, which the engine does, is the source's.
-    source.meter.total_s += storage_s + max(0.0, work_s - steps_s)
+    source.meter.total_s += max(0.0, work_s - steps_s) + storage_s
+    source.meter.cpu_s += max(0.0, cpu_s - steps_cpu_s)
+    source.storage_s += storage_s
 
 
 def _has_loop(source: StageReport) -> bool:
     """Whether the loop of functions reads the elements of `source`, and takes its time."""
-    return source.meter.cpu_of_s > 0
+    return source.meter.num_steps > 0
 
 
 def _count(stages: Sequence[StageReport], stage: StageReport, elements: float) -> None:
@@ -265,15 +581,25 @@ def _count(stages: Sequence[StageReport], stage: StageReport, elements: float) -
     meter = stage.meter
     if meter.elements < elements:
         if meter.elements:  # those after the last timed call
-            meter.total_s *= elements / meter.elements
+            meter.scale(elements / meter.elements)
         meter.elements = elements
     of_inputs = meter.elements
     if isinstance(stage.node, random_access.Batch):
         of_inputs *= stage.node.batch_size
+    shares = [1.0] * len(stage.inputs)
     if len(stage.inputs) > 1 and not isinstance(stage.node, random_access.Zip):
-        of_inputs /= len(stage.inputs)
-    for number in stage.inputs:
-        _count(stages, stages[number], of_inputs)
+        known = [_known_elements(stages, stages[number]) for number in stage.inputs]
+        total = sum(known)
+        shares = [each / total if total else 1 / len(known) for each in known]
+    for number, share in zip(stage.inputs, shares, strict=True):
+        _count(stages, stages[number], of_inputs * share)
+
+
+def _known_elements(stages: Sequence[StageReport], stage: StageReport) -> float:
+    """The elements of `stage`, or of the nearest stage behind that counts them."""
+    while not stage.meter.elements and len(stage.inputs) == 1:
+        stage = stages[stage.inputs[0]]
+    return stage.meter.elements
 
 
 def _subtract_lazy(stages: Sequence[StageReport]) -> None:
@@ -281,30 +607,40 @@ def _subtract_lazy(stages: Sequence[StageReport]) -> None:
     for stage in stages:
         if _is_elementwise(stage) or stage.is_prefetch or stage.meter.passes_lazy:
             continue
-        lazy_s = sum(_lazy_s(stages, stages[number]) for number in stage.inputs)
-        stage.meter.total_s = max(0.0, stage.meter.total_s - lazy_s)
+        lazy = sum((_lazy_times(stages, stages[number]) for number in stage.inputs), 0j)
+        _subtract(stage.meter, lazy)
 
 
-def _lazy_s(stages: Sequence[StageReport], stage: StageReport) -> float:
-    """Seconds of the functions that run when elements of `stage` are taken."""
+def _subtract(meter: StageMeter, times: complex) -> None:
+    meter.total_s = max(0.0, meter.total_s - times.real)
+    meter.cpu_s = max(0.0, meter.cpu_s - times.imag)
+
+
+def _lazy_times(stages: Sequence[StageReport], stage: StageReport) -> complex:
+    """The times of the functions that run when elements of `stage` are taken.
+
+    Returns:
+        Those of `_thread_times`.
+    """
     if not _is_elementwise(stage) and not stage.meter.passes_lazy:
-        return 0.0
-    own_s = stage.meter.total_s if _is_elementwise(stage) else 0.0
-    return own_s + sum(_lazy_s(stages, stages[number]) for number in stage.inputs)
+        return 0j
+    own = complex(stage.meter.total_s, stage.meter.cpu_s) if _is_elementwise(stage) else 0j
+    return own + sum((_lazy_times(stages, stages[number]) for number in stage.inputs), 0j)
 
 
 def _set_self_time(
     stages: Sequence[StageReport], stage: StageReport, reported: StageMeter | None
 ) -> None:
     """Sets the time of a stage that opens iterators to its own: as they report, or the rest."""
+    upstream = sum((_thread_times(stages, number) for number in stage.inputs), 0j)
+    _subtract(stage.meter, upstream)
     if reported is not None and reported.elements:
         stage.meter.spec = stage.meter.spec or reported.spec
+        if stage.meter.total_s:
+            stage.meter.cpu_s *= min(1.0, reported.total_s / stage.meter.total_s)
         stage.meter.total_s = reported.total_s
         stage.meter.min_s, stage.meter.max_s = reported.min_s, reported.max_s
         stage.meter.element_bytes = reported.element_bytes or stage.meter.element_bytes
-    else:
-        upstream_s = sum(_thread_s(stages, number) for number in stage.inputs)
-        stage.meter.total_s = max(0.0, stage.meter.total_s - upstream_s)
 
 
 def _is_elementwise(stage: StageReport) -> bool:
@@ -323,42 +659,100 @@ def _limit_steps(stages: Sequence[StageReport], work_s: float, storage_s: float)
             stage.meter.total_s *= limit_s / total_s
 
 
-def _thread_s(stages: Sequence[StageReport], number: int) -> float:
-    """Seconds that the thread which takes elements of a stage spent in it and behind it."""
+def _thread_times(stages: Sequence[StageReport], number: int) -> complex:
+    """What the thread that takes elements of a stage spent in it and behind it.
+
+    Returns:
+        Seconds, and CPU seconds as the imaginary part.
+    """
     stage = stages[number]
+    meter = stage.meter
     if isinstance(stage.node, sequential.Read):
-        return stage.meter.total_s
+        return complex(meter.total_s, meter.cpu_s)
     if stage.is_prefetch or stage.wait_s:
-        return stage.wait_s
-    return stage.meter.total_s + sum(_thread_s(stages, parent) for parent in stage.inputs)
+        return complex(stage.wait_s, meter.cpu_s if stage.is_prefetch else 0.0)
+    behind = sum((_thread_times(stages, parent) for parent in stage.inputs), 0j)
+    return complex(meter.total_s, meter.cpu_s) + behind
 
 
-def _share_waits(stages: Sequence[StageReport]) -> None:
+def _computes_itself(stage: StageReport) -> bool:
+    """Whether the thread that takes the elements of a reading stage computes them, too."""
+    return isinstance(stage.node, sequential.Read) and stage.meter.total_s > stage.wait_s
+
+
+def _share_waits(stages: Sequence[StageReport], threads: _Threads) -> _Shared:
     """Computes `wait_share`: each prefetching stage passes its share on to those behind it."""
 
-    def share(starts: Sequence[int], total: float) -> None:
-        reached: dict[int, StageReport] = {}
+    def share(
+        starts: Sequence[int], total: float, stacking: tuple[int, float] = (-1, 0.0)
+    ) -> _Shared:
+        own: dict[int, float] = dict(
+            [stacking] if stacking[1] else []
+        )  # seconds of stages on the same thread
+        passed: dict[int, float] = {}  # those in which it waited, or computed, for the ones behind
         pending = list(starts)
         while pending:
             stage = stages[pending.pop()]
-            if stage.number not in reached:
-                reached[stage.number] = stage
-                if not stage.is_prefetch:
-                    pending += stage.inputs
-        times = {
-            number: stage.wait_s if isinstance(stage.node, _IN_WORKERS) else stage.meter.total_s
-            for number, stage in reached.items()
-        }
-        all_s = sum(times.values())
-        for number, stage in reached.items():
-            of_stage = total * times[number] / all_s if all_s else 0.0
-            if stage.is_prefetch and stage.inputs:
-                share(stage.inputs, of_stage)
+            number = stage.number
+            if number in own or number in passed:
+                continue
+            if _computes_itself(stage):
+                own[number] = stage.cost_s
+                if stage.wait_s:
+                    passed[number] = stage.wait_s
+                pending += stage.inputs
+            elif stage.is_prefetch:
+                own[number], passed[number] = stage.cost_s, stage.wait_s - stage.start_s
+            elif stage.wait_s and number not in starts:  # another thread does its work
+                passed[number] = stage.wait_s
             else:
-                stage.wait_share += of_stage
+                reads = [
+                    stages[each] for each in stage.inputs if not _computes_itself(stages[each])
+                ]
+                stacked_s = sum(read.stacking[1] for read in reads if read.stacking[0] == number)
+                own[number] = max(0.0, stage.cost_s - stacked_s)
+                pending += stage.inputs
+        all_s = sum(own.values()) + sum(passed.values())
+        for number, seconds in own.items():
+            stages[number].wait_share += total * seconds / all_s if all_s else 0.0
+        for number, seconds in passed.items():
+            stage, part = stages[number], total * seconds / all_s if all_s else 0.0
+            if not stage.inputs:
+                stage.wait_share += part
+            else:
+                share(stage.inputs if number in own else [number], part, stage.stacking)
+        own_s = sum(own.values())
+        own_s += sum(passed_s * _running_share(stages[n]) for n, passed_s in passed.items())
+        return _Shared(all_s, own_s)
 
-    if stages:
-        share([0], 1.0)
+    def _running_share(stage: StageReport) -> float:
+        return max(0.0, 1 - threads.for_core.get(stage.number, 0.0))
+
+    if not stages:
+        return _Shared(0.0, 0.0)
+    first = stages[0]
+    shared = share([first.number], 1.0)
+    if first.wait_s and not first.is_prefetch:
+        return _Shared(first.wait_s, first.wait_s * _running_share(first))
+    return shared
+
+
+def _share_lock(stages: Sequence[StageReport], threads: _Threads) -> _Shared:
+    """Computes `wait_share` where all wait for the interpreter lock: by what stages cost."""
+    seen: set[int] = set()
+    pending = [0]
+    while pending:
+        stage = stages[pending.pop()]
+        if stage.number in seen:
+            continue
+        seen.add(stage.number)
+        if not stage.workers and stage.number not in threads.idle:
+            pending += stage.inputs
+    costs = {number: stages[number].cost_s for number in seen}
+    all_s = sum(costs.values())
+    for number, cost_s in costs.items():
+        stages[number].wait_share = cost_s / all_s if all_s else 0.0
+    return _Shared(all_s, all_s)
 
 
 def as_dict(report: Report) -> dict[str, Any]:
@@ -397,7 +791,7 @@ def _stage_dict(stage: StageReport) -> dict[str, Any]:
         "time_s": meter.total_s,
         "min_s": meter.min_s if is_timed else None,
         "max_s": meter.max_s if is_timed else None,
-        "cpu_share": min(1.0, meter.cpu_s / meter.cpu_of_s) if meter.cpu_of_s else None,
+        "cpu_share": min(1.0, meter.cpu_s / meter.total_s) if meter.total_s else None,
         "wait_share": round(stage.wait_share, 4),
         "wait_s": stage.wait_s if stage.is_prefetch else None,
         "bytes": round(meter.element_bytes * elements) if meter.element_bytes else None,

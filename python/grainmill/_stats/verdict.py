@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from grainmill._plan import random_access, sequential
+from grainmill._plan import random_access
 from grainmill._plan.node import MapNode, transform_name
+from grainmill._stats.meters import NO_POOL
+from grainmill._stats.report import LOCK_BOUND, runs_users_code
 
 if TYPE_CHECKING:
+    from grainmill._stats.meters import WorkerReport
     from grainmill._stats.report import Report, StageReport
 
-# The consumer holds the pipeline back if it waits for less than this share of the time.
-_CONSUMER_WAITS = 0.25
+# The consumer holds the pipeline back if the pipeline takes less than this share of the time that
+# both need.
+_CONSUMER_WAITS = 0.33
 # A function waits, rather than computes, if its CPU time is less than this share of its fastest
 # call: the mean call may have waited for a core or for the interpreter lock.
 _COMPUTES = 0.3
 # Threads that keep more cores busy than this run functions that release the interpreter lock.
 _SEVERAL_CORES = 1.1
 # A worker is slow if its elements take this many times as long as those of the others.
-_SLOW_WORKER = 2.0
+_SLOW_WORKER = 3.0
+# Fewer elements of a worker say nothing of it.
+_ENOUGH = 4
 # A worker holds the others up only if it is busy for this share of the time.
 _BUSY_WORKER = 0.5
 # Workers wait for the main process if they are busy for a smaller share of the time.
@@ -37,18 +44,33 @@ class Verdict(NamedTuple):
     text: str
 
 
-def verdict_on(report: Report) -> Verdict:
-    """What holds the pipeline back, by its statistics."""
+def verdict_on(report: Report, *, has_consumer: bool = True) -> Verdict:
+    """What holds the pipeline back, by its statistics.
+
+    Args:
+        report: The statistics.
+        has_consumer: Whether elements are used for anything; if not, a stage is named in any case.
+    """
     if not report.elapsed_s or not report.stages:
         return Verdict("nothing", "no element has been requested yet; ask again later")
-    waits = report.consumer_wait_s / report.elapsed_s
-    if waits < _CONSUMER_WAITS:
-        return Verdict(
-            "consumer",
-            f"the consumer holds the pipeline back: it waits for elements only {waits:.0%} of the "
-            "time, so make its own step faster; a faster pipeline would gain little",
-        )
     slow = max(report.stages, key=lambda stage: stage.wait_share)
+    if has_consumer:
+        waits = report.own_s / ((report.own_s + report.consumer_s) or 1.0)
+        if report.is_lock_bound:
+            if report.consumer_s > slow.cost_s:
+                share = min(1.0, report.consumer_s / report.running_s)
+                return Verdict(
+                    "consumer",
+                    f"the consumer holds the pipeline back: its own step computes {share:.0%} of "
+                    "the time, so make that faster; a faster pipeline would gain little",
+                )
+        elif waits < _CONSUMER_WAITS:
+            return Verdict(
+                "consumer",
+                "the consumer holds the pipeline back: it waits for elements only "
+                f"{waits:.0%} of the time, so make its own step faster; a faster pipeline would "
+                "gain little",
+            )
     owner = _workers_of(report, slow)
     computing_s = report.work_s + report.storage_s
     reads_files = report.storage[0] > 0 and report.storage_s > computing_s / 2
@@ -72,6 +94,12 @@ def _workers_of(report: Report, stage: StageReport) -> StageReport | None:
     return None
 
 
+def _own_s(worker: WorkerReport) -> float:
+    """The seconds that a worker needed, without waits for a core if it computes."""
+    computes = worker.ready_s >= LOCK_BOUND * worker.busy_s
+    return min(worker.cpu_s if computes else math.inf, worker.busy_s, worker.alive_s)
+
+
 def _storage(report: Report) -> Verdict:
     reads, read_bytes, timed, timed_s = report.storage
     latency = f"{timed_s / timed * 1e3:.1f} ms" if timed else "an unknown time"
@@ -85,8 +113,9 @@ def _storage(report: Report) -> Verdict:
 
 def _in_workers(slow: StageReport, owner: StageReport) -> Verdict:
     workers = {number: report for number, report in owner.workers.items() if report.elements}
-    costs = {number: report.busy_s / report.elements for number, report in workers.items()}
-    if len(costs) > 1:
+    costs = {number: _own_s(report) / report.elements for number, report in workers.items()}
+    are_known = all(report.elements >= _ENOUGH for report in workers.values())
+    if len(costs) > 1 and are_known:
         worst = max(costs, key=costs.__getitem__)
         others = _median([cost for number, cost in costs.items() if number != worst])
         is_busy = workers[worst].busy_s > _BUSY_WORKER * workers[worst].alive_s
@@ -118,7 +147,7 @@ def _in_workers(slow: StageReport, owner: StageReport) -> Verdict:
 
 
 def _in_process(report: Report, slow: StageReport) -> Verdict:
-    if not _is_users(slow):
+    if not runs_users_code(slow):
         return Verdict(
             "stage",
             f"{_subject(slow)} holds the pipeline back: it takes {_cost(slow)}; "
@@ -143,8 +172,9 @@ def _in_process(report: Report, slow: StageReport) -> Verdict:
             f"{_waiting(slow)} on the thread that asks for the elements; move it before "
             "`to_iter_dataset`, where threads and workers run it, or append `mp_prefetch`",
         )
-    active, allowed, cpu_s = max((read.threads() for read in report.reads), default=(0, 0, 0.0))
-    cores = cpu_s / report.elapsed_s
+    use = max((read.threads() for read in report.reads), default=NO_POOL)
+    active, allowed = use.active, use.allowed
+    cores = use.cpu_s / report.elapsed_s
     if allowed > 1 and _computes(slow) and cores < _SEVERAL_CORES:
         return Verdict(
             "lock",
@@ -170,37 +200,18 @@ def _in_process(report: Report, slow: StageReport) -> Verdict:
     )
 
 
-def _is_users(stage: StageReport) -> bool:
-    node = stage.node
-    if isinstance(node, sequential.Batch | random_access.Batch):
-        return node.batch_fn is not None
-    if isinstance(node, random_access.Source):
-        return bool(stage.meter.cpu_of_s)
-    kinds = (
-        sequential.Map,
-        sequential.FlatMap,
-        sequential.UserDefined,
-        random_access.Map,
-        random_access.FlatMap,
-        random_access.UserDefined,
-    )
-    return isinstance(node, kinds)
-
-
 def _computes(stage: StageReport) -> bool:
     meter = stage.meter
-    if not meter.cpu_of_s or not meter.elements:
+    if not meter.total_s or not meter.elements:
         return True
-    cpu_share = meter.cpu_s / meter.cpu_of_s
-    cpu_s = cpu_share * meter.total_s / meter.elements
-    return cpu_share >= _COMPUTES or cpu_s >= _COMPUTES * meter.min_s
+    cpu_s = meter.cpu_s / meter.elements
+    return meter.cpu_s >= _COMPUTES * stage.cost_s or cpu_s >= _COMPUTES * meter.min_s
 
 
 def _waiting(stage: StageReport) -> str:
-    meter = stage.meter
     if _computes(stage):
         return ""
-    return f", {1 - meter.cpu_s / meter.cpu_of_s:.0%} of it waiting"
+    return f", {1 - min(1.0, stage.meter.cpu_s / stage.cost_s):.0%} of it waiting"
 
 
 def _subject(stage: StageReport) -> str:
@@ -213,8 +224,8 @@ def _subject(stage: StageReport) -> str:
 def _cost(stage: StageReport) -> str:
     meter = stage.meter
     if not meter.elements:
-        return _seconds(meter.total_s)
-    return f"{_seconds(meter.total_s / meter.elements)} per element"
+        return _seconds(stage.cost_s)
+    return f"{_seconds(stage.cost_s / meter.elements)} per element"
 
 
 def _seconds(seconds: float) -> str:

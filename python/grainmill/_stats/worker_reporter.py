@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from grainmill._stats.meters import StageMeter, WorkerReport, clock_s
 from grainmill._stats.numbering import numbered
+from grainmill._stats.thread_clock import ThreadClock
 
 if TYPE_CHECKING:
     from grainmill._plan.node import Node
@@ -31,6 +32,8 @@ class WorkerReporter:
         self._numbers: dict[int, int] | None = None
         self._started_s = self._next_s = clock_s()
         self._num_reports = 0
+        self._clock = ThreadClock()
+        self._times_before = self._clock.read()
         self._busy_s = 0.0
         self._elements = 0
 
@@ -65,4 +68,16 @@ class WorkerReporter:
         storage_s = sum(read.storage_s for read in self._recorder.reads)
         reads = (work_s, storage_s, *self._recorder.files())
         alive_s = now_s - self._started_s
-        return WorkerReport(self._busy_s, alive_s, self._elements, stages, reads, specs)
+        cpu_s, ready_s = self._times()
+        return WorkerReport(
+            self._busy_s, alive_s, self._elements, stages, reads, specs, cpu_s, ready_s
+        )
+
+    def _times(self) -> tuple[float, float]:
+        """The CPU seconds of all threads, and these with the waits for a core."""
+        own, before = self._clock.read(), self._times_before
+        others = [read.threads() for read in self._recorder.all_reads()]
+        threads = [thread.use.read() for thread in self._recorder.threads()]
+        cpu_s = sum(use.cpu_s for use in others) + sum(times.cpu_s for times in threads)
+        ready_s = sum(use.ready_s for use in others) + sum(times.ready_s for times in threads)
+        return own.cpu_s - before.cpu_s + cpu_s, own.ready_s - before.ready_s + ready_s

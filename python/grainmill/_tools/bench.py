@@ -188,13 +188,7 @@ def measured(elements: Any, seconds: float, max_count: int | None, warmup: int) 
     elapsed = times[-1]
     usage.sample()
     cpu = usage.cpu_s() - before
-    verdict = getattr(iterator, "verdict", None)
-    text = None
-    if verdict is not None:
-        try:
-            text = verdict()
-        except NotImplementedError:
-            text = None
+    text = _verdict(iterator)
     close = getattr(iterator, "close", None)
     if close is not None:
         close()
@@ -213,6 +207,18 @@ def measured(elements: Any, seconds: float, max_count: int | None, warmup: int) 
         "verdict": text,
         "rates": _rates(times),
     }
+
+
+def _verdict(iterator: Any) -> str | None:
+    """What holds the pipeline back; here is no consumer that could."""
+    verdict = getattr(iterator, "_verdict_of_pipeline", None)
+    if verdict is None:
+        return None
+    try:
+        text: str = verdict()
+    except NotImplementedError:
+        return None
+    return text
 
 
 def _rates(times: list[float]) -> list[tuple[float, float]]:

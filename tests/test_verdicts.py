@@ -1,0 +1,29 @@
+"""Pipelines that are slow on purpose: what makes each of them slow is named."""
+
+import pytest
+from verdict_pipelines import SECONDS, TABLE, busy_processes, is_right, verdict_of
+
+BY_NAME = {pipeline.name: pipeline for pipeline in TABLE}
+# At most one in so many verdicts is wrong.
+ONE_IN = 40
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_what_makes_a_pipeline_slow_is_named(name):
+    """At once, or, where other programs took the cores meanwhile, in two longer runs."""
+    pipeline = BY_NAME[name]
+    first = verdict_of(pipeline)
+    if not is_right(pipeline, first):
+        others = [verdict_of(pipeline, factor * SECONDS) for factor in (2, 3)]
+        assert all(is_right(pipeline, verdict) for verdict in others), [first, *others]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_busy", [0, 4])
+def test_verdicts_are_right_ten_times_in_a_row(num_busy):
+    wrong = []
+    with busy_processes(num_busy):
+        for run in range(10):
+            verdicts = [(pipeline, verdict_of(pipeline)) for pipeline in TABLE]
+            wrong.append([(p.name, v) for p, v in verdicts if not is_right(p, v)])
+            assert len(wrong[run]) <= len(TABLE) / ONE_IN, wrong
