@@ -119,7 +119,6 @@ def test_pipelines_give_each_thread_its_share(
     """Whatever the pace of the machine: one thread works, and blocks are no longer than turns."""
     monkeypatch.setattr(ThreadPolicy, "decide", lambda *_: 1)
     monkeypatch.setattr(tuning, "MIN_HAND_OVER_S", 0.0)
-    monkeypatch.setattr(tuning, "MIN_PACKED_S", 0.0)
     source = Source(work)
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
     iterator = iter(pipeline(source, options))

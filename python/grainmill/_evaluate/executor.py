@@ -193,12 +193,17 @@ class Pace:
         return share // -(-share // count)
 
     @property
+    def has_equal_shares(self) -> bool:
+        """Whether blocks are short enough for threads to get equal shares of `SHARED_LEN`."""
+        return self.turn_len == self.equal_share < sys.maxsize
+
+    @property
     def turn_len(self) -> int:
         """The maximum number of elements that a thread computes before another has its turn."""
         if self.by_lists or self.equal_share == sys.maxsize:
             return sys.maxsize
         quick = int(tuning.MIN_HAND_OVER_S / max(self.element_s or 0.0, 1e-9))
-        return max(1, self.equal_share // 5, quick)
+        return max(self.equal_share, quick)
 
     def _list_len(self, count: int, element_s: float) -> int:
         """The length of the next list after one of `count` elements, which took long.
@@ -420,11 +425,11 @@ class Executor(Blocks):
     def _start_next(self, limit: int) -> None:
         """Starts computing the next blocks, or computes elements on this thread, without a block.
 
-        It does that in place of the one thread at work where that packs elements and they are
-        quick: for it, one from another core's cache takes longer.
+        It does that in place of the one thread at work where it packs the elements, and turns of
+        threads would be long anyway: an element from another core's cache costs it 2 us more.
         """
-        pool, element_s = self._pool, self._pace.element_s
-        is_quick = element_s is not None and element_s < tuning.MIN_PACKED_S
+        pool, pace = self._pool, self._pace
+        is_quick = pace.element_s is not None and not pace.has_equal_shares
         packs = self.demand is not None and isinstance(pool, ThreadPool) and pool.active == 1
         self._computes_here = is_quick and packs and not self._program.waits_for_storage
         if not self._blocks:
