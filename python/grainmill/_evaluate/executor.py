@@ -195,7 +195,7 @@ class Pace:
     @property
     def has_equal_shares(self) -> bool:
         """Whether blocks are short enough for threads to get equal shares of `SHARED_LEN`."""
-        return self.turn_len == self.equal_share < sys.maxsize
+        return self.turn_len <= self.equal_share < sys.maxsize
 
     @property
     def turn_len(self) -> int:
@@ -203,7 +203,7 @@ class Pace:
         if self.by_lists or self.equal_share == sys.maxsize:
             return sys.maxsize
         quick = int(tuning.MIN_HAND_OVER_S / max(self.element_s or 0.0, 1e-9))
-        return max(self.equal_share, quick)
+        return max(1, self.equal_share // 5, quick)
 
     def _list_len(self, count: int, element_s: float) -> int:
         """The length of the next list after one of `count` elements, which took long.

@@ -43,9 +43,9 @@ SLOW_BLOCK_FUNCTION_S: Final = 0.001
 # a tokenizer a fifth more than blocks of 20 ms, which cost as much as computing in the caller.
 HAND_OVER_S: Final = 0.02
 # Threads get equal shares of so many records, in turns of at least the second figure for a round of
-# all. So blocks are no longer than a share, unless they would be quicker than the third figure: the
-# next thread may start on another core, where a tokenizer's table of 500 KB is not in the cache.
-# With 16 threads, blocks of 2 ms cost a fifth more, and those of 10 ms 3 %.
+# all. So blocks get shorter, down to a fifth of a share, but not below the third figure: the next
+# thread may start on another core, where a tokenizer's table of 500 KB is not in the cache. With 16
+# threads, blocks of 2 ms cost a fifth more.
 SHARED_LEN: Final = 1000
 ROUND_LEN: Final = 50
 MIN_HAND_OVER_S: Final = 0.008
