@@ -53,10 +53,10 @@ def test_functions_that_wait_get_all_threads_within_a_few_elements(batch_size):
 def test_iteration_continues_without_threads_that_cannot_be_started(monkeypatch):
     start = thread_pool.start_thread
 
-    def refused(run, *, name, stop):
+    def refused(run, *, name, **options):
         if name != "grain-prefetch_0":
             raise RuntimeError("can't start new thread")
-        return start(run, name=name, stop=stop)
+        return start(run, name=name, **options)
 
     monkeypatch.setattr(thread_pool, "start_thread", refused)
     function = Calls(sleeps)

@@ -14,7 +14,7 @@ import pytest
 import grainmill as grain
 import grainmill.python
 from grainmill import experimental
-from grainmill._evaluate import tuning
+from grainmill._evaluate import thread_pool
 from grainmill._evaluate.thread_policy import ThreadPolicy
 from grainmill._evaluate.thread_pool import Task, ThreadPool
 
@@ -116,9 +116,8 @@ def mapped(source, options):
 def test_pipelines_give_each_thread_its_share(
     monkeypatch, pipeline, num_threads, buffer_size, work
 ):
-    """Whatever the pace of the machine: one thread works, and blocks are no longer than turns."""
+    """Whatever the pace of the machine, where one thread works."""
     monkeypatch.setattr(ThreadPolicy, "decide", lambda *_: 1)
-    monkeypatch.setattr(tuning, "MIN_HAND_OVER_S", 0.0)
     source = Source(work)
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
     iterator = iter(pipeline(source, options))
@@ -127,6 +126,26 @@ def test_pipelines_give_each_thread_its_share(
     iterator.close()
     threads = [source.threads[index] for index in range(3 * WINDOW)]
     assert_shares_are_equal(threads, num_threads)
+
+
+def test_one_thread_keeps_its_core_where_no_function_asks_which_it_is(monkeypatch):
+    monkeypatch.setattr(ThreadPolicy, "decide", lambda *_: 1)
+    monkeypatch.setattr(thread_pool, "_takes_turns", [False])
+    threads = {}
+
+    def function(index):
+        threads.setdefault(threading.get_ident(), []).append(index)
+        if index >= 2 * WINDOW:
+            assert threading.current_thread().name.startswith("grain-prefetch_")
+        return index
+
+    iterator = iter(grain.MapDataset.range(10**9).map(function).to_iter_dataset())
+    for index in range(2 * WINDOW - 500):  # of which 500 are computed ahead
+        assert next(iterator) == index
+    assert len(threads) == 1
+    while len(threads) < 16:
+        next(iterator)
+    iterator.close()
 
 
 def test_functions_that_wait_give_each_thread_its_share():

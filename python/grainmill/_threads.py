@@ -63,7 +63,11 @@ def call_on_new_thread(call: Callable[[], object]) -> None:
 
 
 def start_thread(
-    run: Callable[[], object], *, name: str, stop: Callable[[], object]
+    run: Callable[[], object],
+    *,
+    name: str,
+    stop: Callable[[], object],
+    kind: type[threading.Thread] = threading.Thread,
 ) -> threading.Thread:
     """Starts a thread that calls `run`; at exit, `stop` is called to make `run` return.
 
@@ -77,7 +81,7 @@ def start_thread(
         finally:
             _running.pop(thread, None)
 
-    thread = threading.Thread(target=run_and_leave, name=name, daemon=True)
+    thread = kind(target=run_and_leave, name=name, daemon=True)
     _running[thread] = stop
     try:
         _start(thread)

@@ -18,7 +18,7 @@ from grainmill._evaluate.batch_blocks import block_len, byte_len, in_batches
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.reads_beyond import ReadsBeyond
 from grainmill._evaluate.shared_threads import PoolShare
-from grainmill._evaluate.thread_pool import Task, ThreadPool
+from grainmill._evaluate.thread_pool import Task, ThreadPool, takes_turns
 from grainmill._evaluate.tuner import Tuner
 from grainmill._native import waited_s
 from grainmill._plan.closing import closed_error
@@ -188,22 +188,16 @@ class Pace:
     def even(self, count: int) -> int:
         """The length of blocks of at most `count` elements of which threads get equal shares."""
         share = self.equal_share
-        if self.by_lists or not share // 10 < count <= share < sys.maxsize:
+        if self.turn_len == sys.maxsize or not share // 10 < count <= share:
             return max(1, count)
         return share // -(-share // count)
 
     @property
-    def has_equal_shares(self) -> bool:
-        """Whether blocks are short enough for threads to get equal shares of `SHARED_LEN`."""
-        return self.turn_len <= self.equal_share < sys.maxsize
-
-    @property
     def turn_len(self) -> int:
         """The maximum number of elements that a thread computes before another has its turn."""
-        if self.by_lists or self.equal_share == sys.maxsize:
+        if self.by_lists or self.equal_share == sys.maxsize or not takes_turns():
             return sys.maxsize
-        quick = int(tuning.MIN_HAND_OVER_S / max(self.element_s or 0.0, 1e-9))
-        return max(1, self.equal_share // 5, quick)
+        return max(1, self.equal_share // 5)
 
     def _list_len(self, count: int, element_s: float) -> int:
         """The length of the next list after one of `count` elements, which took long.
@@ -335,6 +329,7 @@ class Executor(Blocks):
         # Threads that replace worker processes run even without a prefetch buffer.
         threaded = (buffer_size or options.num_workers) and program.runs_user_code
         self._num_threads = options.num_threads if threaded else 0
+        self._num_records = max(1, program.num_records)  # of an element; a cached one reads none
         self._init = options.worker_init_fn if options.num_workers else None
         self._budget = budget
         self._stall = Stall(self, Executor._awaited_block, options)
@@ -346,7 +341,7 @@ class Executor(Blocks):
             self._max_request = block_len(mean, tuning.MAX_REQUESTED, tuning.HAND_OVER_BYTES)
             self._pace = Pace(max_count, tuning.HAND_OVER_S, by_lists=program.reads_lists)
             if self._num_threads > 1:
-                in_round = self._num_threads * program.num_records
+                in_round = self._num_threads * self._num_records
                 self._pace.equal_share = max(1, tuning.SHARED_LEN // in_round)
         else:
             max_count = block_len(mean, buffer_size or tuning.MAX_REQUESTED)
@@ -425,13 +420,13 @@ class Executor(Blocks):
     def _start_next(self, limit: int) -> None:
         """Starts computing the next blocks, or computes elements on this thread, without a block.
 
-        It does that in place of the one thread at work where it packs the elements, and turns of
-        threads would be long anyway: an element from another core's cache costs it 2 us more.
+        It does that in place of the one thread at work where it packs the elements, unless threads
+        take turns: an element from another core's cache costs it 2 us more.
         """
-        pool, pace = self._pool, self._pace
-        is_quick = pace.element_s is not None and not pace.has_equal_shares
+        pool = self._pool
+        may = self._pace.element_s is not None and self._init is None and not takes_turns()
         packs = self.demand is not None and isinstance(pool, ThreadPool) and pool.active == 1
-        self._computes_here = is_quick and packs and not self._program.waits_for_storage
+        self._computes_here = may and packs and not self._program.waits_for_storage
         if not self._blocks:
             if self._computes_here and isinstance(pool, ThreadPool):
                 pool.run_here(lambda: self._compute_in_caller(limit))
@@ -633,15 +628,13 @@ class Executor(Blocks):
     def _start_block(self, start: int, count: int, *, as_batches: bool) -> None:
         if as_batches and not self._program.waits_for_storage:
             batches = functools.partial(in_batches, self._program, start, count, self.batch_size)
-            block = _Block(
-                start, count, Task(batches, num_records=count * self._program.num_records), []
-            )
+            block = _Block(start, count, Task(batches, num_records=count * self._num_records), [])
         else:
             pending = self._program.start_reads(start, count)
             output: list[Any] = []
             batch_size = self.batch_size if as_batches else 0
             elements = functools.partial(_elements, pending, output, batch_size)
-            task = Task(elements, pending.wait, count * self._program.num_records)
+            task = Task(elements, pending.wait, count * self._num_records)
             block = _Block(start, count, task, output)
         self._blocks.append(block)
         self._submit_affordable()

@@ -29,6 +29,29 @@ def thread_name(number: int) -> str:
     return f"grain-prefetch_{number}"
 
 
+_takes_turns = [False]
+
+
+def takes_turns() -> bool:
+    """Whether threads take turns, since a function has asked which thread it runs on."""
+    return _takes_turns[0]
+
+
+class NumberedThread(threading.Thread):
+    """A thread with the name of `thread_name`, which notices when what it runs asks for that."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        if self.ident == threading.get_ident():
+            _takes_turns[0] = True
+        return super().name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        threading.Thread.name.fset(self, name)  # type: ignore[attr-defined]
+
+
 class Task:
     """A call that a thread pool makes.
 
@@ -124,10 +147,11 @@ class Totals(NamedTuple):
 class ThreadPool:
     """Threads named `grain-prefetch_<n>` that run tasks, the oldest first.
 
-    Each thread gets about as many records as any other, since users' functions may keep something
-    per thread that has to see its share, such as a stream of data: the next task is for the idle
-    thread that has had the fewest records, once the one that had the last task has had its turn.
-    So where one thread is enough, that is each of them in turn.
+    Where one thread is enough, that is always the same one, whose core has its data in the cache.
+    But programs may keep something per thread that has to see its share of the elements, such as a
+    stream of data. Once a function of the user has asked for the name of its thread, each gets as
+    many records as any other: the next task is for the idle thread that has had the fewest, once
+    the one that had the last task has had its turn.
 
     A thread is started when it first has a task. Threads refer only to the pool, and the pool not
     to the source of its tasks; so they end when the pool's owner is gone.
@@ -249,6 +273,9 @@ class ThreadPool:
         workers = self._workers
         if self._num_running >= self.active or self._num_running >= self._num_threads:
             return None
+        if not takes_turns():
+            numbers = (worker.number for worker in workers if not worker.is_running)
+            return next(numbers, len(workers))
         goes_on = self._turn < len(workers) and self._turn_records < self._turn_len
         if goes_on and not workers[self._turn].is_running:
             return self._turn
@@ -394,7 +421,8 @@ class _Worker:
                     return
             self._work(pool)
 
-        start_thread(work, name=thread_name(self.number), stop=self.stop)
+        name = thread_name(self.number)
+        start_thread(work, name=name, stop=self.stop, kind=NumberedThread)
 
     def wake(self) -> None:
         """Makes it look for a task."""

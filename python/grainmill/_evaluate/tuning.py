@@ -42,13 +42,10 @@ SLOW_BLOCK_FUNCTION_S: Final = 0.001
 # A woken thread starts with a cold cache and contends for the interpreter lock: blocks of 5 ms cost
 # a tokenizer a fifth more than blocks of 20 ms, which cost as much as computing in the caller.
 HAND_OVER_S: Final = 0.02
-# Threads get equal shares of so many records, in turns of at least the second figure for a round of
-# all. So blocks get shorter, down to a fifth of a share, but not below the third figure: the next
-# thread may start on another core, where a tokenizer's table of 500 KB is not in the cache. With 16
-# threads, blocks of 2 ms cost a fifth more.
+# Where threads take turns, they get equal shares of so many records, in turns of at least the
+# second figure for a round of all, and of blocks that are no longer than a fifth of a share.
 SHARED_LEN: Final = 1000
 ROUND_LEN: Final = 50
-MIN_HAND_OVER_S: Final = 0.008
 # Blocks that change threads do not stay in a core's cache anyway: fewer, larger ones cost less.
 HAND_OVER_BYTES: Final = 4 * BLOCK_BYTES
 # A batch that takes up to this long is one block; the core that computes its rows copies them.

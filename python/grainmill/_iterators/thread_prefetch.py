@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import byte_len
 from grainmill._evaluate.executor import Demand, weak_call
+from grainmill._evaluate.thread_pool import NumberedThread
 from grainmill._iterators.cursor import END, Cursor, ResumePoint, constant_state_at
 from grainmill._iterators.metering import PullMeter
 from grainmill._iterators.stage import Block, Stage, State, runs
@@ -337,7 +338,9 @@ class PrefetchQueue:
 
     def start(self) -> None:
         """Starts the thread, which waits for `allow_pulling`."""
-        self.thread = start_thread(self._fill, name=self._thread_name, stop=self.stop)
+        self.thread = start_thread(
+            self._fill, name=self._thread_name, stop=self.stop, kind=NumberedThread
+        )
 
     def allow_pulling(self) -> None:
         """Lets the thread pull, now that its owner has a reference to stop it by."""
