@@ -88,6 +88,7 @@ class BucketServer:
         """The parts of uploads that are not complete, by path and identifier."""
         self.takes_conditions = True
         self.num_active = self.max_active = 0
+        self._tasks = set()
         self.keeps = 0
         """None is answered while fewer are in flight, until none has come for `PATIENCE_S`."""
         self.port, self.latency_s, self.page_len = port, latency_s, page_len
@@ -129,14 +130,23 @@ class BucketServer:
     async def _end_late_connections(self):
         """A connection accepted in the last moment is served some turns of the loop later."""
         await asyncio.sleep(0.01)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0)
 
     async def start(self):
-        server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=1024)
+        server = await asyncio.start_server(self._accepted, "127.0.0.1", self.port, backlog=1024)
         self.port = server.sockets[0].getsockname()[1]
         return server
+
+    def _accepted(self, reader, writer):
+        """Serves a connection; it is closed also if it ends before it was served at all."""
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.close())
 
     async def _serve(self, reader, writer):
         try:

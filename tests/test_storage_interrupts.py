@@ -181,19 +181,19 @@ import interrupt_storage as program, logging, time
 program.grain.config.update("stall_warning_s", 0.1)
 reports = []
 logging.getLogger("grainmill").handle = reports.append
-files = [program.folder / f"r{number}.jsonl" for number in range(150)]
+files = [program.folder / f"r{number}.jsonl" for number in range(300)]
 for file in files:
     file.write_bytes(b"1\\n2\\n")
-program.delay_s[0] = 0.4
+program.delay_s[0] = 0.2
 began = time.monotonic()
-program.grain.sources.JsonLinesDataSource([f"{program.url}{number}.jsonl" for number in range(150)])
+program.grain.sources.JsonLinesDataSource([f"{program.url}{number}.jsonl" for number in range(300)])
 assert time.monotonic() - began > 2
 print(reports, flush=True)
 program.os._exit(0)
 """
 
 
-# The call waits for 2 s, each of its requests for less than one.
+# The call waits for 2 s, each of its requests for less than half a second.
 def test_a_call_whose_requests_are_answered_is_not_reported(folder):
     command = [sys.executable, "-c", ANSWERED, str(folder)]
     done = subprocess.run(
