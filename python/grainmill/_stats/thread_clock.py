@@ -9,6 +9,8 @@ import time
 import weakref
 from typing import NamedTuple
 
+from grainmill._native import thread_times
+
 _NS = 1e-9
 
 
@@ -77,7 +79,7 @@ class ThreadUse:
     """
 
     def __init__(self) -> None:
-        self._path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+        self._native_id = threading.get_native_id()
         of_thread = getattr(time, "pthread_getcpuclockid", None)
         self._clock = None if of_thread is None else of_thread(threading.get_ident())
         self._before = self._now()
@@ -86,11 +88,10 @@ class ThreadUse:
         self._ended_s = 0.0
 
     def _now(self) -> ThreadTimes:
-        try:
-            with open(self._path, "rb", buffering=0) as file:  # noqa: PTH123 - a tenth of the time
-                return _parsed(file.read(100))
-        except (OSError, ValueError):
-            pass
+        times = thread_times(self._native_id)
+        if times is not None:
+            cpu_s, waited_s = times
+            return ThreadTimes(cpu_s, cpu_s + waited_s)
         with contextlib.suppress(OSError):
             if self._clock is not None:
                 cpu_s = time.clock_gettime(self._clock)

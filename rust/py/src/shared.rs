@@ -350,6 +350,15 @@ fn open_process_file(pid: u32) -> PyResult<c_int> {
     Ok(platform::into_descriptor(platform::process_file(pid)?))
 }
 
+/// CPU seconds of the thread `native_id` of this process, and seconds in which it waited for a core;
+/// `None` where the system has none. A signal handler cannot raise between its steps, as it could
+/// while Python reads the file.
+#[pyfunction]
+fn thread_times(native_id: u32) -> Option<(f64, f64)> {
+    let (cpu, waited) = platform::thread_times(native_id)?;
+    Some((cpu.as_secs_f64(), waited.as_secs_f64()))
+}
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyRemoteSlots>()?;
     module.add_class::<PyBorrowedSlot>()?;
@@ -363,5 +372,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(copied_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(die_with_parent, module)?)?;
     module.add_function(wrap_pyfunction!(create_shared_file, module)?)?;
-    module.add_function(wrap_pyfunction!(open_process_file, module)?)
+    module.add_function(wrap_pyfunction!(open_process_file, module)?)?;
+    module.add_function(wrap_pyfunction!(thread_times, module)?)
 }

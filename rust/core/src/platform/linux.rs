@@ -1,9 +1,11 @@
-//! Linux: anonymous files whose length is sealed, and a signal when the parent ends.
+//! Linux: anonymous files whose length is sealed, a signal when the parent ends, and the times of
+//! single threads.
 #![expect(unsafe_code, reason = "pages of a mapping are discarded by address")]
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::Advice;
@@ -66,6 +68,16 @@ pub fn die_with_parent(parent: u32) -> io::Result<bool> {
     Ok(current.and_then(|pid| u32::try_from(pid).ok()) == Some(parent))
 }
 
+/// How long the thread `id` of this process has run, and how long it has waited for a core; `None`
+/// if there is no such thread, or the system does not count it.
+#[must_use]
+pub fn thread_times(id: u32) -> Option<(Duration, Duration)> {
+    let statistics = std::fs::read_to_string(format!("/proc/self/task/{id}/schedstat")).ok()?;
+    let mut times =
+        statistics.split_ascii_whitespace().map(|ns| ns.parse().map(Duration::from_nanos));
+    Some((times.next()?.ok()?, times.next()?.ok()?))
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::{AsFd, AsRawFd};
@@ -88,6 +100,37 @@ mod tests {
         assert!(has_ended(60_000));
         child.wait().unwrap();
         assert!(process_file(0).is_err());
+    }
+
+    fn own_id() -> u32 {
+        // SAFETY: it takes nothing and cannot fail.
+        u32::try_from(unsafe { libc::gettid() }).unwrap()
+    }
+
+    fn own_cpu() -> Duration {
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: one value, which lives through the call.
+        assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut now) }, 0);
+        Duration::new(now.tv_sec.try_into().unwrap(), now.tv_nsec.try_into().unwrap())
+    }
+
+    #[test]
+    fn times_are_those_of_one_thread() {
+        let least = Duration::from_millis(100);
+        let [busy, idle] = [least, Duration::ZERO].map(|burnt| {
+            let thread = std::thread::spawn(move || {
+                while own_cpu() < burnt {}
+                (thread_times(own_id()).unwrap(), own_cpu())
+            });
+            let ((cpu, _), by_clock) = thread.join().unwrap();
+            assert!(cpu <= by_clock);
+            cpu
+        });
+        // What has passed since the scheduler's last tick is not in it.
+        assert!(busy > least / 2, "{busy:?}");
+        assert!(idle < least / 2, "{idle:?}");
+        assert_eq!(thread_times(0), None);
+        assert_eq!(thread_times(u32::MAX), None);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What differs between operating systems: files, shared memory, and the end of a parent process.
+//! What differs between operating systems: files, shared memory, the times of threads, and the end
+//! of a parent process.
 //!
 //! No other file names an item that only one system has. `linux`, `portable` (other systems with
 //! file descriptors) and `windows` define the same functions; the feature `portable` selects
@@ -35,7 +36,7 @@ pub(crate) use mapped::{is_alive, map_anonymous, map_file, unmap};
 /// An open file that can be passed to another process.
 #[cfg(unix)]
 pub use std::os::fd::{BorrowedFd as BorrowedFile, OwnedFd as OwnedFile};
-pub use system::{die_with_parent, process_file, shared_file};
+pub use system::{die_with_parent, process_file, shared_file, thread_times};
 pub(crate) use system::{discard_pages, fixed_len};
 #[cfg(not(unix))]
 pub use windows::{

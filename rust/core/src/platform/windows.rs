@@ -9,6 +9,7 @@ use std::marker::PhantomData;
 use std::os::windows::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use super::{FileKind, FileMetadata};
 use crate::bytes::ScatterBuffers;
@@ -196,6 +197,12 @@ pub(crate) unsafe fn discard_pages(_: NonNull<u8>, _: usize) {}
 /// Always.
 pub fn die_with_parent(_: u32) -> io::Result<bool> {
     unsupported()
+}
+
+/// Always `None`: there is no call here that counts waits for a core.
+#[must_use]
+pub fn thread_times(_: u32) -> Option<(Duration, Duration)> {
+    None
 }
 
 /// Nothing: files of a user are the user's only.
