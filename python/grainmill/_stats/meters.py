@@ -400,8 +400,8 @@ class StepsMeter:
     def starts(self, count: int) -> BlockTimes | None:
         """Starts to time a block of `count` elements, unless it is one of those left out."""
         timer = self.timer
+        timer.countdown -= count
         if timer.countdown >= 0:
-            timer.countdown -= count
             self._num_untimed += count
             return None
         weight = 1 + self._num_untimed / max(1, count)
