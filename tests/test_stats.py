@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 import time
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import grainmill as grain
 from grainmill import MapDataset, MultiprocessingOptions, ReadOptions
 from grainmill._dataset.statistics import report_on
+from grainmill._stats.meters import LoopMeter, StageMeter
 from grainmill._stats.verdict import verdict_on
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.sources import ArrayRecordDataSource
@@ -89,6 +91,34 @@ def test_times_of_steps_in_one_loop_are_told_apart():
         stage for stage in drained(ds).stats()["stages"] if stage["name"].startswith("MapMap")
     ]
     assert first["time_s"] > 1.3 * second["time_s"]  # the output first
+
+
+@pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_timed_calls_stand_for_the_elements_of_calls_of_any_length(seed, counts):
+    """The calls of a pipeline get longer as it goes on, and short at the end of a batch."""
+    chosen = random.Random(seed)
+    stage = StageMeter()
+    meter = LoopMeter([stage], 0.01, lambda _: 0, None, counts=counts)
+    num_elements, element_s = 0, 1e-3 * (1 + 1j)
+    for call in range(200):
+        count = 1 if call == 0 else chosen.choice([1, 2, 16, 50, 1000])
+        num_elements += count
+        if meter.timer.countdown > 0:
+            meter.timer.countdown -= count
+            if counts:
+                meter.count_elements(count)
+        else:
+            meter.start()
+            of_call, cost_s = element_s * count, chosen.choice([0.0, 1e-3, 1e-2])
+            started_s = time.perf_counter() - of_call.real - cost_s
+            meter.record([[element_s]], [None] * count, of_call, started_s)
+        if chosen.random() < 0.5:
+            continue
+        meter.update()
+        assert stage.elements == pytest.approx(num_elements)
+        assert stage.total_s == pytest.approx(num_elements * 1e-3, rel=0.05)
+        assert stage.cpu_s == pytest.approx(num_elements * 1e-3, rel=0.05)
 
 
 def test_delivered_elements_are_counted_wherever_the_iterator_stands():

@@ -99,11 +99,8 @@ class Fused:
         if loop is None:
             return Evaluated(list(elements), None)
         meter = self.meter
-        if meter is not None:
-            timer = meter.timer
-            timer.countdown -= 1
-            if timer.countdown < 0:
-                return self._timed(meter, elements, columns, output)
+        if meter is not None and meter.timer.countdown <= 0:
+            return self._timed(meter, elements, columns, output)
         output = [] if output is None else output
         try:  # as in `evaluated`, without another call for each block, which may be one element
             loop(elements, output.append, self._functions, self._generators, columns)
@@ -111,8 +108,11 @@ class Fused:
             result = until_failure(output, failure)
         else:
             result = Evaluated(output, None)
-        if meter is not None and meter.counts:
-            meter.count_elements(len(output))
+        if meter is not None:
+            count = len(output)
+            meter.timer.countdown -= count
+            if meter.counts:
+                meter.count_elements(count)
         return result
 
     def _timed(
@@ -126,7 +126,7 @@ class Fused:
         prepared_s = time.perf_counter()
         times: list[list[complex]] = [[] for _ in self.steps]
         timed_loop = loop_of(self._kinds, "specs" if meter.sees_next else "times")
-        weight = meter.timer.start()
+        meter.start()
         first, count, see = meter.first, meter.count, meter.see
         if meter.sees_next:
             first, count, meter.sees_next = 0, 1, False
@@ -143,7 +143,7 @@ class Fused:
 
         started = both_clocks()
         result = evaluated(run, elements, columns, output)
-        meter.record(weight, times, result.elements, both_clocks() - started, prepared_s)
+        meter.record(times, result.elements, both_clocks() - started, prepared_s)
         return result
 
     def runs(self, functions: Any) -> bool:

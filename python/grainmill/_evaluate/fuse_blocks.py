@@ -88,15 +88,17 @@ class BlockFused(Fused):
             stop = at + self._max_len
             meter, timed = self.meter, False
             if meter is not None:
-                meter.timer.countdown -= 1
-                timed = meter.timer.countdown < 0
+                timed = meter.timer.countdown <= 0
             own = [column[at:stop] for column in lists]
             if meter is not None and timed:
                 result = self._run_timed(meter, elements[at:stop], own)
             else:
                 result = self._run(elements[at:stop], own)
-            if meter is not None and meter.counts and not timed:
-                meter.count_elements(len(result.elements))
+            if meter is not None and not timed:
+                count = len(result.elements)
+                meter.timer.countdown -= count
+                if meter.counts:
+                    meter.count_elements(count)
             output += result.elements
             if result.failure is not None:
                 return Evaluated(output, result.failure)
@@ -121,11 +123,13 @@ class BlockFused(Fused):
             return False
         if meter is None:
             return self._write(write, elements, columns, at, None)
-        meter.timer.countdown -= 1
-        if meter.timer.countdown >= 0:
+        if meter.timer.countdown > 0:
             written = self._write(write, elements, columns, at, None)
-            if written and meter.counts:
-                meter.count_elements(len(elements))
+            if written:
+                count = len(elements)
+                meter.timer.countdown -= count
+                if meter.counts:
+                    meter.count_elements(count)
             return written
 
         def run(timing: Timing) -> Sequence[Any]:
@@ -283,7 +287,7 @@ class BlockFused(Fused):
     ) -> Sequence[Any]:
         """What `run` returns, with the time of the call and of the steps of some elements."""
         prepared_s = time.perf_counter()
-        weight = meter.timer.start()
+        meter.start()
         sees = meter.sees_next
         meter.sees_next = False
         count = 1 if sees else max(1, min(meter.count, num_elements))
@@ -291,7 +295,7 @@ class BlockFused(Fused):
         timing = Timing(times, count, meter.see if sees else None)
         started = both_clocks()
         results = run(timing)
-        meter.record(weight, times, results, both_clocks() - started, prepared_s)
+        meter.record(times, results, both_clocks() - started, prepared_s)
         return results
 
 

@@ -121,14 +121,16 @@ class StageMeter:
             self.min_s = min(self.min_s, mean_s)
             self.max_s = max(self.max_s, mean_s)
 
-    def extrapolated(self, of_call: complex, weight: float) -> complex:
+    def extrapolated(self, of_call: complex, weight: float, parts: int = 1) -> complex:
         """The times of `weight` calls of which one took `of_call`.
 
         Where it took far longer than usual, as when its thread lost its core, only this one did.
+        What is usual is known of one of its `parts`, where calls differ in how many they have.
         """
-        self._usual_s, total_s = _extrapolated(self._usual_s, of_call.real, weight)
-        self._usual_cpu_s, cpu_s = _extrapolated(self._usual_cpu_s, of_call.imag, weight)
-        return complex(total_s, cpu_s)
+        of_part = of_call / parts
+        self._usual_s, expected_s = _usual(self._usual_s, of_part.real)
+        self._usual_cpu_s, expected_cpu_s = _usual(self._usual_cpu_s, of_part.imag)
+        return of_call + complex(expected_s, expected_cpu_s) * parts * (weight - 1)
 
     def scale(self, factor: float) -> None:
         """Multiplies the times by `factor`."""
@@ -159,11 +161,11 @@ class StageMeter:
         self.element_bytes = element_bytes or self.element_bytes
 
 
-def _extrapolated(usual_s: float, call_s: float, weight: float) -> tuple[float, float]:
-    """The new usual time of a call, and the time of `weight` calls; see `StageMeter`."""
-    expected_s = min(call_s, _UNUSUAL * usual_s) if usual_s else call_s
+def _usual(usual_s: float, new_s: float) -> tuple[float, float]:
+    """The new usual time after one of `new_s`, and as how much that counts for others."""
+    expected_s = min(new_s, _UNUSUAL * usual_s) if usual_s else new_s
     usual_s += _NEW_SHARE * (expected_s - usual_s) if usual_s else expected_s
-    return usual_s, expected_s * weight + (call_s - expected_s)
+    return usual_s, expected_s
 
 
 class Activity:
@@ -218,6 +220,11 @@ class CallTimer:
         self._cost_s = -1.0
         self._before = 0
 
+    @property
+    def num_passed(self) -> int:
+        """How much of the pause is over."""
+        return self._before - self.countdown
+
     def start(self) -> int:
         """Starts the next pause; returns for how many calls the one that is timed now counts."""
         weight = self._before + 1
@@ -251,7 +258,8 @@ class LoopMeter:
         spec_of: Describes the output of each step once; `None` where no specs are recorded.
 
     Attributes:
-        timer: Decides which calls of the loop are timed.
+        timer: Decides which calls of the loop are timed: those that find that nothing of its pause
+            is left. Others decrement it by their elements, as calls get longer while it runs.
         first: The number of the first element of the next call that is timed singly.
         count: How many elements from there on.
         source: The meter of the stage that the inputs of the first step come from, if it has none.
@@ -260,7 +268,9 @@ class LoopMeter:
     """
 
     __slots__ = (
+        "__weakref__",
         "_byte_len",
+        "_num_untimed",
         "_spec_of",
         "_stages",
         "count",
@@ -287,8 +297,26 @@ class LoopMeter:
         self.timer = CallTimer(share)
         self.first = 0
         self.count = 1
+        self._num_untimed = 0  # elements of calls before the current pause that none stands for
         self._spec_of = spec_of
         self.sees_next = spec_of is not None
+
+    def start(self) -> None:
+        """Starts to time a call."""
+        self._num_untimed += self.timer.num_passed
+        self.timer.start()
+
+    def update(self) -> None:
+        """Adds the times of the calls since the last timed one, by the elements before."""
+        untimed = self._num_untimed + self.timer.num_passed
+        before = self._stages[0].elements - (untimed if self.counts else 0)
+        if untimed <= 0 or before <= 0:
+            return
+        self._num_untimed -= untimed
+        factor = 1 + untimed / before
+        for stage in self._stages:
+            stage.scale(factor)
+            stage.elements *= 1 if self.counts else factor
 
     def see(self, step: int, element: Any) -> None:
         """Records the spec of the output of a step; step -1 is the input of the first."""
@@ -303,16 +331,14 @@ class LoopMeter:
 
     def record(
         self,
-        weight: int,
         times: Sequence[Sequence[complex]],
         results: Sequence[Any],
         of_call: complex,
         started_s: float,
     ) -> None:
-        """Records a timed call.
+        """Records a timed call, which stands for the elements of those since the last one.
 
         Args:
-            weight: How many calls it counts for.
             times: For each step, the times of each element that was timed singly; these and
                 `of_call` are differences of `both_clocks`.
             results: All elements of the call.
@@ -323,7 +349,11 @@ class LoopMeter:
         element_cost_s = reading_cost_s() * len(times)
         cost = reading_cost() * (num_timed * len(times) + 1)
         own = complex(max(0.0, call_s - cost.real), max(0.0, of_call.imag - cost.imag))
-        total = self._stages[0].extrapolated(own, weight)
+        weight = 1.0
+        if num_elements:  # calls get longer as the pipeline goes on
+            weight += self._num_untimed / num_elements
+            self._num_untimed = 0
+        total = self._stages[0].extrapolated(own, weight, max(1, num_elements))
         steps = [list(map(_without_reading, of_step)) for of_step in times]
         sums = [sum(of_step, 0j) for of_step in steps]
         timed = sum(sums, 0j)
@@ -345,7 +375,8 @@ class LoopMeter:
             # Another place in each call: the first element of a block finds cold caches.
             step = max(1, num_elements // 3)
             self.first = (self.first + step) % max(1, num_elements - self.count + 1)
-        self.timer.record(call_s, clock_s() - started_s - call_s + element_cost_s * num_timed)
+        cost_s = clock_s() - started_s - call_s + element_cost_s * num_timed
+        self.timer.record(call_s / max(1, num_elements), cost_s)
 
 
 class BlockTimes:
@@ -612,7 +643,7 @@ class Recorder:
         self.share = _SHARE_TRACKED if tracks else _SHARE
         self.reads: list[ReadMeter] = []
         self._stages: weakref.WeakKeyDictionary[Node, StageMeter] = weakref.WeakKeyDictionary()
-        self._steps: weakref.WeakSet[StepsMeter] = weakref.WeakSet()
+        self._steps: weakref.WeakSet[StepsMeter | LoopMeter] = weakref.WeakSet()
         self._waits: weakref.WeakKeyDictionary[Node, float] = weakref.WeakKeyDictionary()
         self._starts: weakref.WeakKeyDictionary[Node, tuple[float, ThreadTimes]] = (
             weakref.WeakKeyDictionary()
@@ -643,7 +674,9 @@ class Recorder:
     def loop(self, nodes: Sequence[Node], byte_len: Callable[[Any], int]) -> LoopMeter:
         """The meter of a loop whose steps are `nodes`."""
         stages = [self.stage(node) for node in nodes]
-        return LoopMeter(stages, self.share, byte_len, self.spec_of, counts=self.tracks)
+        meter = LoopMeter(stages, self.share, byte_len, self.spec_of, counts=self.tracks)
+        self._steps.add(meter)
+        return meter
 
     def steps(self, nodes: Sequence[Node]) -> StepsMeter:
         """The meter of consecutive functions of elements that are computed one by one."""
