@@ -14,7 +14,6 @@ import pytest
 import grainmill as grain
 import grainmill.python
 from grainmill import experimental
-from grainmill._evaluate import thread_pool
 from grainmill._evaluate.thread_policy import ThreadPolicy
 from grainmill._evaluate.thread_pool import Task, ThreadPool
 
@@ -130,7 +129,6 @@ def test_pipelines_give_each_thread_its_share(
 
 def test_one_thread_keeps_its_core_where_no_function_asks_which_it_is(monkeypatch):
     monkeypatch.setattr(ThreadPolicy, "decide", lambda *_: 1)
-    monkeypatch.setattr(thread_pool, "_takes_turns", [False])
     threads = {}
 
     def function(index):

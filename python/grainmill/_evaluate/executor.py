@@ -18,7 +18,7 @@ from grainmill._evaluate.batch_blocks import block_len, byte_len, in_batches
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.reads_beyond import ReadsBeyond
 from grainmill._evaluate.shared_threads import PoolShare
-from grainmill._evaluate.thread_pool import Task, ThreadPool, takes_turns
+from grainmill._evaluate.thread_pool import Task, ThreadPool, Turns
 from grainmill._evaluate.tuner import Tuner
 from grainmill._native import waited_s
 from grainmill._plan.closing import closed_error
@@ -153,6 +153,7 @@ class Pace:
         count: How many elements to compute at once.
         by_lists: Whether users' functions are called for all these elements at once.
         equal_share: How many of `SHARED_LEN` elements each thread gets, if several do.
+        turns: Whether those of the pool take turns; then a block is no longer than one.
         element_s: Seconds per element of the last block; `None` before the first.
         is_growing: Whether later blocks will probably be larger.
     """
@@ -165,6 +166,7 @@ class Pace:
         self._block_s = block_s
         self.by_lists = by_lists
         self.equal_share = sys.maxsize
+        self.turns = Turns()
         self._previous: tuple[int, float] | None = None  # another list length and its `element_s`
         self._num_held = 0  # blocks for which the length is not changed
 
@@ -195,7 +197,7 @@ class Pace:
     @property
     def turn_len(self) -> int:
         """The maximum number of elements that a thread computes before another has its turn."""
-        if self.by_lists or self.equal_share == sys.maxsize or not takes_turns():
+        if self.by_lists or self.equal_share == sys.maxsize or not self.turns.are_taken:
             return sys.maxsize
         return max(1, self.equal_share // 5)
 
@@ -368,6 +370,7 @@ class Executor(Blocks):
             else:
                 self._pool = self._shared.join(self._num_threads)
                 self._tuner = self._pool.tuner
+            self._pace.turns = self._pool.turns
             weakref.finalize(self, self._pool.shutdown).atexit = False
 
     def _compute_next(self, limit: int) -> None:
@@ -424,7 +427,8 @@ class Executor(Blocks):
         take turns: an element from another core's cache costs it 2 us more.
         """
         pool = self._pool
-        may = self._pace.element_s is not None and self._init is None and not takes_turns()
+        is_free = self._init is None and not self._pace.turns.are_taken
+        may = self._pace.element_s is not None and is_free
         packs = self.demand is not None and isinstance(pool, ThreadPool) and pool.active == 1
         self._computes_here = may and packs and not self._program.waits_for_storage
         if not self._blocks:

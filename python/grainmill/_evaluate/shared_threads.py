@@ -11,7 +11,7 @@ from grainmill._evaluate.thread_pool import ThreadPool, Totals
 from grainmill._evaluate.tuner import Tuner
 
 if TYPE_CHECKING:
-    from grainmill._evaluate.thread_pool import Task
+    from grainmill._evaluate.thread_pool import Task, Turns
     from grainmill._stats.meters import PoolUse
 
 
@@ -62,6 +62,11 @@ class PoolShare:
     def tuner(self) -> Tuner:
         """Decides how many threads work, for all readers."""
         return self.pool.tuner
+
+    @property
+    def turns(self) -> Turns:
+        """Whether threads take turns."""
+        return self.pool.turns
 
     @property
     def active(self) -> int:

@@ -29,27 +29,45 @@ def thread_name(number: int) -> str:
     return f"grain-prefetch_{number}"
 
 
-_takes_turns = [False]
+class Turns:
+    """Whether the threads of a pool take turns.
 
+    Attributes:
+        are_taken: Whether a function of the user has asked which thread it runs on.
+    """
 
-def takes_turns() -> bool:
-    """Whether threads take turns, since a function has asked which thread it runs on."""
-    return _takes_turns[0]
+    __slots__ = ("are_taken",)
+
+    def __init__(self) -> None:
+        self.are_taken = False
 
 
 class NumberedThread(threading.Thread):
-    """A thread with the name of `thread_name`, which notices when what it runs asks for that."""
+    """A thread with the name of `thread_name`, which notices when what it runs asks for that.
+
+    Attributes:
+        turns: Those of the pool whose tasks it runs.
+    """
+
+    turns: Turns | None = None
 
     @property
     def name(self) -> str:
         """Its name."""
-        if self.ident == threading.get_ident():
-            _takes_turns[0] = True
+        if self.turns is not None and self.ident == threading.get_ident():
+            self.turns.are_taken = True
         return super().name
 
     @name.setter
     def name(self, name: str) -> None:
         threading.Thread.name.fset(self, name)  # type: ignore[attr-defined]
+
+
+def _runs_tasks_of(pool: ThreadPool) -> None:
+    """Makes the calling thread notice for `pool` when a function asks for its name."""
+    thread = threading.current_thread()
+    if isinstance(thread, NumberedThread):
+        thread.turns = pool.turns
 
 
 class Task:
@@ -161,10 +179,12 @@ class ThreadPool:
 
     Attributes:
         active: How many threads may work at the same time.
+        turns: Whether threads take turns.
     """
 
     def __init__(self, num_threads: int = 1) -> None:
         self.active = 1
+        self.turns = Turns()
         self._num_threads = num_threads
         self._owner = _Worker(0)
         self._computed: deque[int] | None = None
@@ -229,6 +249,7 @@ class ThreadPool:
     def run_here(self, call: Callable[[], T]) -> T:
         """Calls `call` in the owner's thread as a task of the pool, and returns its result."""
         task = Task(call)
+        _runs_tasks_of(self)
         self._owner.do(task)
         if task.failure is not None:
             raise task.failure
@@ -273,7 +294,7 @@ class ThreadPool:
         workers = self._workers
         if self._num_running >= self.active or self._num_running >= self._num_threads:
             return None
-        if not takes_turns():
+        if not self.turns.are_taken:
             numbers = (worker.number for worker in workers if not worker.is_running)
             return next(numbers, len(workers))
         goes_on = self._turn < len(workers) and self._turn_records < self._turn_len
@@ -436,6 +457,7 @@ class _Worker:
 
     def _work(self, pool: ThreadPool) -> None:
         _thread_local.pool = pool
+        _runs_tasks_of(pool)
         process = os.getpid()
         while True:
             while (task := pool.next_task(self)) is not None:
