@@ -287,7 +287,10 @@ class ThreadPool:
 
     def _pop_task(self) -> Task | None:
         """Removes and returns the oldest task."""
-        return self._queue.popleft() if self._queue else None
+        try:
+            return self._queue.popleft()
+        except IndexError:  # `drop` takes no lock
+            return None
 
     def _next_thread(self) -> int | None:
         """The number of the thread that the next task is for; it may have to be started first."""
