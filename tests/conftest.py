@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import signal
 import sys
 
 import effort
@@ -52,6 +53,9 @@ def pytest_configure(config):
         config.addinivalue_line(
             "filterwarnings", "ignore:worker processes need Linux:RuntimeWarning"
         )
+    # Begun in the background by a shell, the tests and what they start would ignore Ctrl-C.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.suppress(ImportError):  # another system
         import resource  # noqa: PLC0415
 
