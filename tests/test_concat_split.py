@@ -12,21 +12,20 @@ from hypothesis import strategies as st
 from pack_parent import ListStage, drain
 from test_packing import _MAPS, assert_all_same, decoded, golden, tokens
 
-from grainmill._iterators.concat_split import ConcatThenSplitStage
-from grainmill._plan import sequential
+from grainmill._stages.concat_split import BOSHandling, ConcatThenSplit, ConcatThenSplitStage
 
-BOS = sequential.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS
+BOS = BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS
 
 
 def split(elements, *, block=5, **options):
-    node = sequential.ConcatThenSplit.of(None, **options)
+    node = ConcatThenSplit.of(None, **options)
     return Driven(ConcatThenSplitStage(node, ListStage(elements, block)))
 
 
 def stage_of(case):
     (_, count), (_, map_), _, (_, options) = case["ops"]
     if "bos_handling" in options:
-        options = {**options, "bos_handling": sequential.BOSHandling[options["bos_handling"]]}
+        options = {**options, "bos_handling": BOSHandling[options["bos_handling"]]}
     return split([_MAPS[map_](x) for x in range(count)], **options)
 
 
@@ -172,7 +171,7 @@ def test_meta_feature_beyond_its_row_is_refused():
 )
 def test_wrong_options_are_refused_when_the_plan_is_built(options, message):
     with pytest.raises(ValueError, match=message):
-        sequential.ConcatThenSplit.of(None, **{"length_struct": {"t": 4, "m": 2}, **options})
+        ConcatThenSplit.of(None, **{"length_struct": {"t": 4, "m": 2}, **options})
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """How datasets and loaders show themselves: `repr`, `describe`, and boxes in a notebook."""
 
-import dataclasses
 import html.parser
 import re
 import time
@@ -13,12 +12,12 @@ from worker_harness import workers
 
 import grainmill as grain
 from grainmill import IterDataset, MapDataset, ReadOptions, experimental
-from grainmill._dataset.description import described
 from grainmill._dataset.iter_dataset import node_of
-from grainmill._iterators.stage import RUNNERS, Stage, runs
-from grainmill._iterators.table import open_stage, stage_type
-from grainmill._plan import sequential
-from grainmill._plan.node import MapNode, Node
+from grainmill._iterators.node import SequentialNode
+from grainmill._iterators.open import open_stage
+from grainmill._iterators.user_defined import UserDefined
+from grainmill._iterators.worker_shards import MultiprocessPrefetch
+from grainmill._plan.node import MapNode
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.experimental import (
     FirstFitPackIterDataset,
@@ -390,10 +389,9 @@ def test_what_a_state_has_of_the_last_stage_is_said(name):
     """A state that is more than the parent's is that of a stage which says so."""
     ds = make(grain, name)
     node = node_of(ds)
-    stage = stage_type(node)
-    if stage is None or len(node.parents) != 1 or isinstance(node.parent, MapNode):
+    if not isinstance(node, SequentialNode) or len(node.parents) != 1:
         return
-    if isinstance(node, sequential.UserDefined | sequential.MultiprocessPrefetch):
+    if isinstance(node, UserDefined | MultiprocessPrefetch) or isinstance(node.parent, MapNode):
         return
     opened, parent = open_stage(node), open_stage(node.parent)
     try:
@@ -401,48 +399,7 @@ def test_what_a_state_has_of_the_last_stage_is_said(name):
     finally:
         opened.close()
         parent.close()
-    assert is_parents == (not stage.saved_of(node)), name
-
-
-def test_every_sequential_node_says_what_runs_it():
-    undeclared = []
-    for kind in vars(sequential).values():
-        if isinstance(kind, type) and issubclass(kind, Node) and kind is not Node:
-            transparent = {sequential.Seed, sequential.WithOptions}
-            if issubclass(kind, MapNode) or kind in transparent:
-                continue
-            node = object.__new__(kind)
-            stage = stage_type(node)
-            if stage is Stage or stage.saved_of(node) == Stage.saves:
-                undeclared.append(kind.__name__)
-    assert not undeclared
-
-
-def test_a_stage_that_is_listed_nowhere_is_not_said_to_be_known():
-    @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-    class New(Node):
-        dataset_name = "NewIterDataset"
-        keeps_spec = True
-
-    @runs(New)
-    class NewStage(Stage):
-        def pull(self, limit):
-            raise NotImplementedError
-
-        def state(self):
-            return {}
-
-        def restore(self, state):
-            raise NotImplementedError
-
-    try:
-        text = str(
-            described(New((node_of(MapDataset.range(3)),)), "IterDataset", read_elements=False)
-        )
-    finally:
-        del RUNNERS[New]
-    assert "an unknown number of elements, sequential; computed in Python" in text
-    assert "State: a position of its own (stage 2)." in text
+    assert is_parents == (not node.saves), name
 
 
 def test_what_reads_files_is_the_engine(tmp_path):

@@ -16,8 +16,8 @@ from under_test import INLINE
 
 import grainmill as grain
 from grainmill import experimental
+from grainmill._iterators.open import open_stage
 from grainmill._iterators.pack_in_thread import PackInThreadStage
-from grainmill._iterators.table import open_stage
 
 
 def unlike_tokens(x):

@@ -17,9 +17,8 @@ from pack_parent import ListStage, drain
 import grainmill as grain
 from grainmill import experimental
 from grainmill._iterators.feature_values import FeatureValues
-from grainmill._iterators.pack import FitPackStage
 from grainmill._native import BinPacker, RowPacker
-from grainmill._plan import sequential
+from grainmill._stages.pack import FitPack, FitPackStage
 
 _VECTORS = pathlib.Path(__file__).parents[2] / "shared" / "data" / "grain_vectors"
 
@@ -54,7 +53,7 @@ _MAPS = {
 
 def packed(elements, *, best_fit=False, block=5, **options):
     options.setdefault("num_packing_bins", 3)
-    node = sequential.FitPack.of(None, best_fit=best_fit, **options)
+    node = FitPack.of(None, best_fit=best_fit, **options)
     return Driven(FitPackStage(node, ListStage(elements, block)))
 
 
@@ -304,14 +303,14 @@ def test_elements_of_wrong_structure_are_refused(element, failure, message):
 def test_wrong_options_are_refused_when_the_plan_is_built(options, message):
     chosen = {"length_struct": {"t": 4}, "num_packing_bins": 2, **options}
     with pytest.raises(ValueError, match=message):
-        sequential.FitPack.of(None, best_fit=False, **chosen)
+        FitPack.of(None, best_fit=False, **chosen)
 
 
 def test_lengths_and_alignments_are_integers():
     for name in ("length_struct", "pack_alignment_struct"):
         chosen = {"length_struct": {"t": 4}, "num_packing_bins": 2, name: {"t": None}}
         with pytest.raises(TypeError, match="`t` must be an integer, got None"):
-            sequential.FitPack.of(None, best_fit=False, **chosen)
+            FitPack.of(None, best_fit=False, **chosen)
 
 
 @pytest.mark.parametrize(

@@ -7,21 +7,20 @@ import pytest
 from driven import Driven, bare
 from stage_harness import Boom, ListStage, check_stage, drain, plain, source
 
-from grainmill._iterators.cache import CacheStage
-from grainmill._iterators.flat_map import FlatMapStage
-from grainmill._iterators.interleave import InterleaveStage
-from grainmill._iterators.limit import LimitStage
-from grainmill._iterators.mix import MixStage
-from grainmill._iterators.rebatch import RebatchStage
-from grainmill._iterators.repeat import RepeatStage
-from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
-from grainmill._iterators.window_shuffle import WindowShuffleStage
-from grainmill._iterators.zip import ZipStage
-from grainmill._plan import sequential
-from grainmill._plan.transforms import FlatMap
+from grainmill._iterators.flat_map import FlatMap, FlatMapStage
+from grainmill._iterators.interleave import Interleave, InterleaveStage
+from grainmill._iterators.mix import Mix, MixStage
+from grainmill._iterators.thread_prefetch import ThreadPrefetch, ThreadPrefetchStage
+from grainmill._plan import transforms
+from grainmill._stages.cache import Cache, CacheStage
+from grainmill._stages.limit import Limit, LimitStage
+from grainmill._stages.rebatch import Rebatch, RebatchStage
+from grainmill._stages.repeat import Repeat, RepeatStage
+from grainmill._stages.window_shuffle import WindowShuffle, WindowShuffleStage
+from grainmill._stages.zip import Zip, ZipStage
 
 
-class Copies(FlatMap):
+class Copies(transforms.FlatMap):
     """As many copies of a number as its remainder modulo 3."""
 
     max_fan_out = 3
@@ -31,44 +30,44 @@ class Copies(FlatMap):
 
 
 def zipped(stages, *, strict=True):
-    return Driven(ZipStage(sequential.Zip((), strict), [bare(stage) for stage in stages]))
+    return Driven(ZipStage(Zip((), strict), *map(bare, stages)))
 
 
 def mixed(stages, proportions, names=None):
     parents = [bare(stage) for stage in stages]
-    return Driven(MixStage(sequential.Mix((), proportions, names), parents))
+    return Driven(MixStage(Mix((), proportions, names), *parents))
 
 
 def repeated(stage, num_epochs):
-    return Driven(RepeatStage(sequential.Repeat((), num_epochs), bare(stage)))
+    return Driven(RepeatStage(Repeat((), num_epochs), bare(stage)))
 
 
 def cached(stage):
-    return Driven(CacheStage(sequential.Cache(()), bare(stage)))
+    return Driven(CacheStage(Cache(()), bare(stage)))
 
 
 def limited(stage, count):
-    return Driven(LimitStage(sequential.Limit((), count), bare(stage)))
+    return Driven(LimitStage(Limit((), count), bare(stage)))
 
 
 def flat_mapped(stage, transform=None):
-    return Driven(FlatMapStage(sequential.FlatMap((), transform or Copies()), bare(stage)))
+    return Driven(FlatMapStage(FlatMap((), transform or Copies()), bare(stage)))
 
 
 def window_shuffled(stage, window_size, seed=1):
-    return Driven(WindowShuffleStage(sequential.WindowShuffle((), window_size, seed), bare(stage)))
+    return Driven(WindowShuffleStage(WindowShuffle((), window_size, seed), bare(stage)))
 
 
 def rebatched(stage, batch_size, *, drop_remainder=False):
-    return Driven(RebatchStage(sequential.Rebatch((), batch_size, drop_remainder), bare(stage)))
+    return Driven(RebatchStage(Rebatch((), batch_size, drop_remainder), bare(stage)))
 
 
 def prefetched(stage, size=3):
-    return Driven(ThreadPrefetchStage(sequential.ThreadPrefetch((), size), bare(stage)))
+    return Driven(ThreadPrefetchStage(ThreadPrefetch((), size), bare(stage)))
 
 
 def interleaved(open_dataset, num_datasets, cycle_length, ahead=1):
-    node = sequential.Interleave((), None, cycle_length, 1, ahead, 1)
+    node = Interleave((), None, cycle_length, 1, ahead, 1)
     return Driven(InterleaveStage(node, lambda index: bare(open_dataset(index)), num_datasets))
 
 
@@ -345,7 +344,7 @@ def test_rebatch_refuses_leaves_of_unlike_length():
 
 
 def test_flat_map_that_fails_meets_the_same_element_again():
-    class Once(FlatMap):
+    class Once(transforms.FlatMap):
         max_fan_out = 2
         failed = False
 

@@ -14,15 +14,14 @@ from stage_harness import Boom, ListStage, count_at_rest, drain
 
 import grainmill as grain
 from grainmill._iterators import thread_prefetch
-from grainmill._iterators.interleave import InterleaveStage
+from grainmill._iterators.interleave import Interleave, InterleaveStage
 from grainmill._iterators.stage import Block
-from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
-from grainmill._plan import sequential
+from grainmill._iterators.thread_prefetch import ThreadPrefetch, ThreadPrefetchStage
 from grainmill.experimental import ThreadPrefetchIterDataset
 
 
 def prefetched(stage, size=2):
-    return Driven(ThreadPrefetchStage(sequential.ThreadPrefetch((), size), stage))
+    return Driven(ThreadPrefetchStage(ThreadPrefetch((), size), stage))
 
 
 _others = set()
@@ -199,7 +198,7 @@ def test_abandoned_stages_end_their_threads():
 
 def test_parts_of_an_interleave_are_made_side_by_side():
     meeting = threading.Barrier(3)
-    node = sequential.Interleave((), None, 3, 0, 0, 2)
+    node = Interleave((), None, 3, 0, 0, 2)
     parts = [bare(prefetched(MeetingStage([k, 10 + k], meeting))) for k in range(3)]
     stage = Driven(InterleaveStage(node, parts.__getitem__, 3, start_all=True))
     assert drain(stage)[0] == [0, 1, 2, 10, 11, 12]

@@ -14,9 +14,9 @@ else:
 
             return CheckpointHandler
         if name in {"CheckpointRestore", "CheckpointSave"} and name in __all__:
-            from grainmill._checkpoint import orbax  # noqa: PLC0415
+            from grainmill._checkpoint.handler import arguments_of_orbax  # noqa: PLC0415
 
-            return getattr(orbax, name)
+            return getattr(arguments_of_orbax(), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

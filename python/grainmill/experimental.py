@@ -3,8 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from grainmill._dataset import stages
-from grainmill._dataset.apply import apply_each as apply_transformations
+from grainmill import _stages as stages
 from grainmill._dataset.checks import assert_equal_output_after_checkpoint
 from grainmill._dataset.iterator import (
     ThreadPrefetchDatasetIterator,
@@ -13,15 +12,16 @@ from grainmill._dataset.iterator import (
 )
 from grainmill._dataset.rng_pool import RngPool
 from grainmill._dataset.spec import get_element_spec
-from grainmill._dataset.stages import *  # noqa: F403 - `stages.__all__` lists them
 from grainmill._evaluate.stack import batch_and_pad
 from grainmill._loader.operations import PackAndBatchOperation
 from grainmill._native import index_shuffle
 from grainmill._plan.options import DatasetOptions, ExecutionTrackingMode
-from grainmill._plan.sequential import BOSHandling
 from grainmill._plan.spec import ShapeDtypeStruct, ShapeDtypeStructProtocol
 from grainmill._plan.transforms import FlatMap as FlatMapTransform
 from grainmill._plan.transforms import MapWithIndex as MapWithIndexTransform
+from grainmill._stages import *  # noqa: F403 - `_stages.__all__` lists them
+from grainmill._stages.apply_transformations import apply_transformations
+from grainmill._stages.concat_split import BOSHandling
 
 if TYPE_CHECKING:
     from grainmill._dataset.elastic import ElasticIterator

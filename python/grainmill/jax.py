@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import numpy as np
 
-from grainmill._dataset.stages import ThreadPrefetchIterDataset
 from grainmill._plan import transforms
+from grainmill._stages import ThreadPrefetchIterDataset
 
 if TYPE_CHECKING:
     from grainmill._dataset.element_types import AnyDataset

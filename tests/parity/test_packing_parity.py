@@ -11,9 +11,8 @@ from driven import Driven
 from pack_parent import ListStage
 from test_packing import assert_same
 
-from grainmill._iterators.concat_split import ConcatThenSplitStage
-from grainmill._iterators.pack import FitPackStage
-from grainmill._plan import sequential
+from grainmill._stages.concat_split import BOSHandling, ConcatThenSplit, ConcatThenSplitStage
+from grainmill._stages.pack import FitPack, FitPackStage
 
 grain = pytest.importorskip("grain", exc_type=ImportError)
 SEEDS = range(effort.SEED, effort.SEED + effort.cases(50, 2000))
@@ -90,7 +89,7 @@ def test_fit_agrees_with_grain(seed):
     make = getattr(grain.experimental, f"{kind}PackIterDataset")
 
     def stage():
-        node = sequential.FitPack.of(None, best_fit=best_fit, **options)
+        node = FitPack.of(None, best_fit=best_fit, **options)
         return Driven(FitPackStage(node, ListStage(elements, 7)))
 
     check(stage, grain_rows(make, elements, **options))
@@ -115,7 +114,7 @@ def test_concat_split_agrees_with_grain(seed):
         }
         for x in range(int(rng.integers(1, 50)))
     ]
-    handling = sequential.BOSHandling.DO_NOTHING
+    handling = BOSHandling.DO_NOTHING
     options = {
         "length_struct": capacities,
         "meta_features": ["id"] if meta else [],
@@ -124,10 +123,10 @@ def test_concat_split_agrees_with_grain(seed):
     # Grain fails where a segment with a first token to replace is empty.
     if rng.random() < 0.4 and "b" not in capacities and all(len(one["a"]) for one in elements):
         options |= {"bos_features": ["a"], "bos_token_id": 99}
-        handling = sequential.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS
+        handling = BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS
 
     def stage():
-        node = sequential.ConcatThenSplit.of(None, **options, bos_handling=handling)
+        node = ConcatThenSplit.of(None, **options, bos_handling=handling)
         return Driven(ConcatThenSplitStage(node, ListStage(elements, 7)))
 
     theirs = grain_rows(

@@ -22,7 +22,7 @@ import numpy as np
 
 from grainmill import _native
 from grainmill._checkpoint import pipeline
-from grainmill._plan import random_access, sequential
+from grainmill._plan import random_access
 from grainmill._url import identified, is_url
 
 if TYPE_CHECKING:
@@ -104,10 +104,10 @@ def _digest_of(node: Node) -> str:
             hasher.add(getattr(node, field.name))
     if isinstance(node, random_access.Source):
         hasher.add_source(node.source)
-    if isinstance(node, random_access.UserDefined | sequential.UserDefined):
-        hasher.add(type(node.dataset))
+    if node.users_dataset is not None:
+        hasher.add(type(node.users_dataset))
         # Its parents are stages of their own.
-        own = {k: v for k, v in vars(node.dataset).items() if not hasattr(v, "_plan_node")}
+        own = {k: v for k, v in vars(node.users_dataset).items() if not hasattr(v, "_plan_node")}
         hasher.add({name: value for name, value in own.items() if name != "_parents"})
     return hasher.digest()
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
 from grainmill._checkpoint import states
+from grainmill._checkpoint.items import check_has_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from types import ModuleType
 
 # Orbax stores it in checkpoints; with Grain's, each restores what the other has saved.
 _GRAINS_TYPE = "grain._src.python.checkpoint.handler.CheckpointHandler"
 _type_strings = [_GRAINS_TYPE]
 
 
-@contextlib.contextmanager
-def own_type_string() -> Iterator[None]:
-    """Makes `typestr` return another name than Grain's, for which Orbax accepts one class only."""
+@functools.cache
+def arguments_of_orbax() -> ModuleType:
+    """The module with the arguments for Orbax, which it imports; it registers the handler there."""
+    from grainmill._checkpoint import orbax  # noqa: PLC0415
+
+    # Orbax accepts one class for a name only, and a program may use Grain, too.
     _type_strings.append(f"{CheckpointHandler.__module__}.{CheckpointHandler.__qualname__}")
     try:
-        yield
+        orbax.register(CheckpointHandler)
     finally:
         _type_strings.pop()
+    return orbax
 
 
 class CheckpointHandler:
@@ -72,7 +77,7 @@ class CheckpointHandler:
     def __init__(self, *, check_pipeline: bool = True) -> None:
         self._check_pipeline = check_pipeline
         if "orbax.checkpoint" in sys.modules:  # it warns about handlers that are not registered
-            import grainmill._checkpoint.orbax  # noqa: F401, PLC0415
+            arguments_of_orbax()
 
     def save(self, directory: Any, item: Any = None, args: Any = None) -> None:
         """Writes the present state of an iterator.
@@ -147,22 +152,6 @@ def _chosen(item: Any, args: Any) -> Any:
     chosen = args.item if item is None else item
     check_has_state(chosen)
     return chosen
-
-
-class NoStateError(AttributeError, TypeError):
-    """Something else was passed in place of an iterator."""
-
-
-def check_has_state(item: Any) -> None:
-    """Raises `NoStateError` if `item` is not an iterator."""
-    if hasattr(item, "get_state"):
-        return
-    name = type(item).__name__
-    meant = ": pass the iterator that the training loop reads, `iter(dataset)`"
-    raise NoStateError(
-        f"`item` must be an iterator, but a '{name}' object has no attribute 'get_state'"
-        f"{meant if hasattr(item, '__iter__') else ''}"
-    )
 
 
 def _checked_directory(directory: Any) -> Any:

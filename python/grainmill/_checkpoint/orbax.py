@@ -1,4 +1,4 @@
-"""Arguments for Orbax; importing this module imports Orbax and registers the handler with it."""
+"""Arguments for Orbax; importing this module imports Orbax."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from grainmill._checkpoint.handler import CheckpointHandler, check_has_state, own_type_string
+from grainmill._checkpoint.items import check_has_state
 
 
 @dataclasses.dataclass
@@ -48,6 +48,7 @@ def _refuse_dataset(item: Any) -> None:
         check_has_state(item)
 
 
-with own_type_string():  # a program may use Grain, too
-    ocp.args.register_with_handler(CheckpointHandler, for_save=True)(CheckpointSave)
-    ocp.args.register_with_handler(CheckpointHandler, for_restore=True)(CheckpointRestore)
+def register(handler: type[Any]) -> None:
+    """Registers the handler of these arguments with Orbax."""
+    ocp.args.register_with_handler(handler, for_save=True)(CheckpointSave)
+    ocp.args.register_with_handler(handler, for_restore=True)(CheckpointRestore)

@@ -21,19 +21,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from grainmill._checkpoint.files import digest
-from grainmill._plan import random_access, sequential
+from grainmill._plan import random_access
 from grainmill._plan.node import MapNode, Node
 from grainmill._url import identified
 
 Stages: TypeAlias = "list[dict[str, Any]]"
 
-# These pass elements and states on unchanged; seeds are in the stages that use them.
-_LEFT_OUT = (
-    random_access.Seed,
-    sequential.Seed,
-    sequential.ThreadPrefetch,
-    sequential.WithOptions,
-)
 _FIELDS_LEFT_OUT = {
     # Described elsewhere, or of the package.
     *("parents", "added_at", "length", "dataset", "datasets", "with_parents", "function", "source"),
@@ -68,7 +61,7 @@ class _Describer:
             chain.append(chain[-1].parents[0])
         stages = [] if len(chain[-1].parents) == 0 else self._joined(chain.pop())
         for step in reversed(chain):
-            if not isinstance(step, _LEFT_OUT):
+            if not step.passes_on:  # seeds are in the stages that use them
                 stages.append(self._stage(step))
         return stages
 
@@ -78,14 +71,15 @@ class _Describer:
 
     def _stage(self, node: Node) -> dict[str, Any]:
         stage = _own(node)
-        if isinstance(node, sequential.Interleave):
-            plan_of = getattr(node.datasets, "_plan_node", None)
+        datasets = node.opens
+        if datasets is not None:
+            plan_of = getattr(datasets, "_plan_node", None)
             if plan_of is not None:  # a `MapDataset` of datasets, which is not evaluated here
                 stage["of"] = [self._once(plan_of())]
-            elif isinstance(node.datasets, list | tuple):
-                stage["of"] = self._parts(node.datasets)
+            elif isinstance(datasets, list | tuple):
+                stage["of"] = self._parts(datasets)
             with contextlib.suppress(Exception):
-                stage["datasets"] = len(node.datasets)
+                stage["datasets"] = len(datasets)
         return stage
 
     def _parts(self, parts: Sequence[Any]) -> list[Any]:
@@ -124,8 +118,8 @@ def _size(stages: Stages) -> int:
 def _own(node: Node) -> dict[str, Any]:
     """A stage without what it reads from."""
     stage: dict[str, Any] = {"stage": node.dataset_name or str(node).partition("(")[0]}
-    if isinstance(node, random_access.UserDefined | sequential.UserDefined):
-        stage["stage"] = type(node.dataset).__qualname__.rpartition("<locals>.")[2]
+    if node.users_dataset is not None:
+        stage["stage"] = type(node.users_dataset).__qualname__.rpartition("<locals>.")[2]
     if isinstance(node, random_access.Source):
         stage["source"] = type(node.source).__name__
         if names := _file_names(node.source):
@@ -135,11 +129,7 @@ def _own(node: Node) -> dict[str, Any]:
     ):
         with contextlib.suppress(Exception):  # a user's dataset may not know its length
             stage["length"] = int(node.length)
-    if isinstance(node, sequential.MultiprocessPrefetch):
-        stage["num_workers"] = node.num_workers
-    if isinstance(node, sequential.Mix) and node.names and len(node.names) > _MAX_LISTED:
-        # Of the names only a digest follows, but datasets may be added and removed by name.
-        stage["weights"] = dict(zip(node.names, node.proportions, strict=True))
+    stage |= node.described(_MAX_LISTED)
     for field in dataclasses.fields(node):
         if field.name in _FIELDS_LEFT_OUT:
             continue

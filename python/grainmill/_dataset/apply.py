@@ -3,44 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from grainmill._plan import transforms
 
 if TYPE_CHECKING:
-    from grainmill._dataset.iter_dataset import IterDataset
-    from grainmill._dataset.map_dataset import MapDataset
+    from grainmill._dataset.element_types import T
 
 
-@overload
-def apply_each(
-    ds: MapDataset[Any], transformations: transforms.Transformation | transforms.Transformations
-) -> MapDataset[Any]: ...
-@overload
-def apply_each(
-    ds: IterDataset[Any], transformations: transforms.Transformation | transforms.Transformations
-) -> IterDataset[Any]: ...
-
-
-def apply_each(ds: Any, transformations: Any) -> Any:
-    """Appends one transform, or several in turn, to a dataset of either kind.
-
-    Args:
-        ds: A `MapDataset` or an `IterDataset`.
-        transformations: One object of a class in `grainmill.transforms`, or a sequence of them.
-
-    Returns:
-        A dataset of the same kind.
-
-    Raises:
-        NotImplementedError: An object is not of a known transform class.
-
-    Example:
-        >>> ds = grain.MapDataset.range(4)
-        >>> ds = grain.experimental.apply_transformations(ds, [grain.transforms.Batch(2)])
-        >>> [batch.tolist() for batch in ds]
-        [[0, 1], [2, 3]]
-    """
+def apply_each(ds: T, transformations: Any) -> T:
+    """Appends one transform, or several in turn, to a dataset of either kind."""
     several = isinstance(transformations, Sequence)
     for transform in transformations if several else (transformations,):
         ds = _apply(ds, transform)

@@ -15,7 +15,8 @@ from grainmill import _native
 from grainmill._dataset.iterator import iterator_over
 from grainmill._dataset.stage_facts import joined_length, place_of, runs_in, state_of
 from grainmill._dataset.with_read_options import with_read_options
-from grainmill._plan import random_access, sequential
+from grainmill._iterators.read import read
+from grainmill._plan import random_access
 from grainmill._plan.node import MapNode, Node, transform_name
 from grainmill._plan.options import ReadOptions
 
@@ -210,7 +211,7 @@ class _Specs:
 def _first_element(node: Node) -> Any:
     options = ReadOptions(num_threads=0, prefetch_buffer_size=0)
     if isinstance(node, MapNode):
-        node = sequential.Read((node,), options, allow_nones=False)
+        node = read(node, options)
     with iterator_over(with_read_options(node, options, in_caller=True)) as iterator:
         for element in iterator:
             return element
@@ -238,7 +239,7 @@ class _Outline:
             return
         if first.parents:
             yield from self._parts(first.parents, depth)
-        elif isinstance(first, sequential.Interleave):
+        elif first.opens is not None:
             yield from self._datasets(first, depth)
         chain.reverse()
         end = len(chain) if len(chain) <= _MAX_STAGES else _MAX_STAGES // 2
@@ -268,15 +269,15 @@ class _Outline:
         if len(parents) > _MAX_PARTS:
             yield Stage(depth + 1, f"... {len(parents) - _MAX_PARTS:,} more parts ...", None)
 
-    def _datasets(self, node: sequential.Interleave, depth: int) -> Iterator[Stage]:
+    def _datasets(self, node: Node, depth: int) -> Iterator[Stage]:
         """The datasets of an interleave; those that a `MapDataset` makes are not opened."""
-        make_node = getattr(node.datasets, "_plan_node", None)
+        make_node = getattr(node.opens, "_plan_node", None)
         if make_node is not None:
             self.datasets_of[id(node)] = [make_node()]
             yield Stage(depth + 1, "each dataset is an element of:", None)
             yield from self.chain(self.datasets_of[id(node)][0], depth + 2)
-        elif isinstance(node.datasets, list | tuple):
-            makers = [getattr(ds, "_plan_node", None) for ds in node.datasets[:_MAX_PARTS]]
+        elif isinstance(node.opens, list | tuple):
+            makers = [getattr(ds, "_plan_node", None) for ds in node.opens[:_MAX_PARTS]]
             plans = [make() for make in makers if make is not None]
             self.datasets_of[id(node)] = plans
             yield from self._parts(plans, depth)
@@ -302,7 +303,7 @@ def _name(node: Node) -> str:
 
 def title(node: Node) -> str:
     """The name of a stage with its parameters."""
-    if isinstance(node, random_access.Range | sequential.Read):
+    if isinstance(node, random_access.Range) or node.reads:
         return str(node)
     if isinstance(node, random_access.Slice):
         return f"SliceMapDataset[{node.start}:{node.stop}:{node.step}]"
@@ -313,8 +314,8 @@ def title(node: Node) -> str:
     }
     if isinstance(node, random_access.Source):
         values["source"] = _Text(_source(node.source))
-    if isinstance(node, sequential.Interleave):
-        values = {"datasets": _Text(f"{len(node.datasets):,} datasets"), **values}
+    if node.opens is not None:
+        values = {"datasets": _Text(f"{len(node.opens):,} datasets"), **values}
     if len(node.parents) > 1:
         values = {"parts": len(node.parents), **values}
     arguments = ", ".join(

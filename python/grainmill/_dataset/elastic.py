@@ -10,8 +10,8 @@ from grainmill._dataset.elastic_readers import ByIndex, ByShard, by_users_shards
 from grainmill._dataset.element_types import D, K, Leaf, T_co
 from grainmill._dataset.iter_dataset import IterDataset, node_of
 from grainmill._dataset.iterator import DatasetIterator
-from grainmill._plan import elastic as plan
-from grainmill._plan import sequential
+from grainmill._iterators import elastic_shards as plan
+from grainmill._iterators.read import read
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.closing import closed_error
 from grainmill._plan.node import MapNode
@@ -187,7 +187,7 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
             self._reader = ByIndex(ds, size, shard_options, read_options, multiprocessing_options)
             return
         if isinstance(node, MapNode):
-            node = sequential.read(node, read_options)
+            node = read(node, read_options)
             self._reader = ByShard(node, size, shard_options, multiprocessing_options)
             return
         if multiprocessing_options is not None:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from grainmill._dataset.iterator import PipelineDatasetIterator, iterator_over
 from grainmill._interrupts import raise_interrupt
+from grainmill._iterators import elastic_shards as plan
+from grainmill._iterators.batch import Batch
 from grainmill._iterators.interleave import InterleaveStage
+from grainmill._iterators.open import open_stage
 from grainmill._iterators.saved import Saved, integer, refusal
 from grainmill._iterators.shard_states import EXHAUSTED, STATE, by_dataset, of_datasets
-from grainmill._iterators.table import open_stage
-from grainmill._plan import elastic as plan
-from grainmill._plan import sequential
 from grainmill._plan.slicing import check_sliceable
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ def _opened(
     """The iterator over the elements of one process, in batches unless these have no size."""
     size = local_batch_size(global_batch_size, options.shard_count)
     if size > 0:
-        node = sequential.Batch.of(node, size, drop_remainder=False, batch_fn=None)
+        node = Batch.of(node, size, drop_remainder=False, batch_fn=None)
     return iterator_over(node)
 
 

@@ -19,13 +19,9 @@ P = ParamSpec("P")
 # For classes that can be used without `[...]` in strict mode. At run time, type variables have
 # defaults only from Python 3.13 on.
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typing_extensions import TypeVar as TypeVarWithDefault
-
-    from grainmill._dataset.iter_dataset import IterDataset
-    from grainmill._dataset.map_dataset import MapDataset
-
-    # What stages take: a `MapDataset` is read as by its `to_iter_dataset()`.
-    AnyDataset: TypeAlias = IterDataset[T] | MapDataset[T]
 
     Element = TypeVarWithDefault("Element", default=Any)
     In = TypeVarWithDefault("In", default=Any)
@@ -42,6 +38,16 @@ else:
 Leaf: TypeAlias = complex | str | bytes | np.generic | NDArray[Any]
 D = TypeVar("D", bound=np.generic)
 D2 = TypeVar("D2", bound=np.generic)
+
+
+class AnyDataset(Protocol[T_co]):
+    """What stages take: an `IterDataset`, or a `MapDataset`, read as by `to_iter_dataset()`."""
+
+    def __iter__(self) -> Iterator[T_co]:
+        """Reads the elements in order."""
+
+    def _plan_node(self) -> Any:
+        """The plan."""
 
 
 class Indexed(Protocol[T_co]):

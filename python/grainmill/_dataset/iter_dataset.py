@@ -16,8 +16,14 @@ from grainmill._dataset.iterator import DatasetIterator, PipelineDatasetIterator
 from grainmill._dataset.shard_states import InterleaveDatasetIterator
 from grainmill._dataset.shared_batches import SharedMemoryOutput
 from grainmill._dataset.shown import Shown
-from grainmill._plan import sequential as plan
-from grainmill._plan import transforms
+from grainmill._iterators.batch import Batch
+from grainmill._iterators.elementwise import Filter, Map, MapWithIndex, RandomMap
+from grainmill._iterators.flat_map import FlatMap
+from grainmill._iterators.mix import Mix
+from grainmill._iterators.settings import Seed
+from grainmill._iterators.stored_cache import StoredCache
+from grainmill._iterators.user_defined import UserDefined
+from grainmill._iterators.worker_shards import MultiprocessPrefetch
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.slicing import check_sliceable
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from grainmill._dataset.element_types import AnyDataset
+    from grainmill._plan import transforms
     from grainmill._plan.node import Node
 
 
@@ -74,7 +81,7 @@ class IterDatasetFactories(abc.ABCMeta):
             if isinstance(datasets, Mapping)
             else [node_of(dataset) for dataset in datasets]
         )
-        node = plan.Mix.of(nodes, weights)
+        node = Mix.of(nodes, weights)
         keys: Any = range(len(datasets)) if node.names is None else node.names
         return PlannedIterDataset(node, [datasets[key] for key in keys])
 
@@ -261,9 +268,7 @@ class IterDataset(
             >>> list(ds.batch(2, drop_remainder=True, batch_fn=sum))
             [1, 5]
         """
-        node = plan.Batch.of(
-            node_of(self), batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
-        )
+        node = Batch.of(node_of(self), batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
         return BatchIterDataset(node, (self,))
 
     def filter(
@@ -287,7 +292,7 @@ class IterDataset(
             >>> list(grain.MapDataset.range(6).to_iter_dataset().filter(lambda x: x % 2))
             [1, 3, 5]
         """
-        return after(self, plan.Filter.of, transform)
+        return after(self, Filter.of, transform)
 
     def map(self, transform: transforms.MapLike[T_co, S] | Callable[[T_co], S]) -> IterDataset[S]:
         """Replaces every element by `transform(element)`.
@@ -306,7 +311,7 @@ class IterDataset(
             >>> list(grain.MapDataset.range(3).to_iter_dataset().map(lambda x: x * x))
             [0, 1, 4]
         """
-        return after(self, plan.Map.of, transform)
+        return after(self, Map.of, transform)
 
     def map_with_index(
         self,
@@ -329,7 +334,7 @@ class IterDataset(
             >>> list(ds.map_with_index(lambda number, x: (number, x)))
             [(0, 1), (1, 3), (2, 5)]
         """
-        return after(self, plan.MapWithIndex.of, transform)
+        return after(self, MapWithIndex.of, transform)
 
     def random_map(
         self,
@@ -359,7 +364,7 @@ class IterDataset(
             >>> [round(x, 3) for x in ds.random_map(lambda x, rng: x + rng.uniform(), seed=0)]
             [0.014, 1.288, 2.85]
         """
-        return after(self, plan.RandomMap.of, transform, seed)
+        return after(self, RandomMap.of, transform, seed)
 
     def cache(
         self,
@@ -403,7 +408,7 @@ class IterDataset(
         """
         from grainmill._cache.make import sequence_store  # noqa: PLC0415
 
-        return after(self, plan.StoredCache.of, sequence_store(path, ram_budget_bytes))
+        return after(self, StoredCache.of, sequence_store(path, ram_budget_bytes))
 
     def seed(self, seed: int) -> IterDataset[T_co]:
         """Sets a seed from which random stages downstream derive theirs, if they are given none.
@@ -423,7 +428,7 @@ class IterDataset(
             >>> [round(x, 3) for x in ds.random_map(lambda x, rng: x + rng.uniform())]
             [0.692, 1.864, 2.226]
         """
-        return after(self, plan.Seed.of, seed)
+        return after(self, Seed.of, seed)
 
     @overload
     def apply(
@@ -459,7 +464,7 @@ class IterDataset(
         return apply_each(self, transformations)
 
     def _flat_map(self, transform: transforms.FlatMap) -> IterDataset[Any]:
-        return after(self, plan.FlatMap.of, transform)
+        return after(self, FlatMap.of, transform)
 
     def mp_prefetch(
         self,
@@ -511,7 +516,7 @@ class IterDataset(
             return self
         node = after(
             self,
-            plan.MultiprocessPrefetch.of,
+            MultiprocessPrefetch.of,
             options,
             worker_init_fn,
             sequential_slice=sequential_slice,
@@ -560,7 +565,7 @@ class IterDataset(
 
     def _plan_node(self) -> Node:
         parents = tuple(node_of(parent) for parent in self.parents)
-        return plan.UserDefined(parents, self, with_parents)
+        return UserDefined(parents, self, with_parents)
 
     def _shown_plan(self) -> tuple[Node, str]:
         return self._plan_node(), "IterDataset"
@@ -577,9 +582,6 @@ if not TYPE_CHECKING:  # type checkers say so themselves
     IterDataset.__bool__ = lambda _: True
     IterDataset.__len__ = hints.Missing(hints.ITER_LENGTH)
     IterDataset.__getitem__ = hints.Missing(hints.ITER_INDEX)
-
-_BY_SHARD = (plan.Interleave, plan.MultithreadPrefetch, plan.MultiprocessPrefetch)
-"""The nodes whose iterators also have the states of single datasets or workers."""
 
 
 class PlannedIterDataset(IterDataset[T_co]):
@@ -601,7 +603,7 @@ class PlannedIterDataset(IterDataset[T_co]):
     def __iter__(self) -> DatasetIterator[T_co]:
         kind = (
             InterleaveDatasetIterator
-            if isinstance(self._node, _BY_SHARD)
+            if self._node.has_shares or self._node.opens is not None
             else PipelineDatasetIterator
         )
         return iterator_over(self._node, kind)

@@ -18,8 +18,9 @@ from grainmill._evaluate.fuse import SKIPPED
 from grainmill._interrupts import came_after_call, raise_interrupt, suppressed
 from grainmill._iterators.cursor import constant_state, copy_state
 from grainmill._iterators.metering import PullMeter
+from grainmill._iterators.open import open_stage
+from grainmill._iterators.settings import options_of
 from grainmill._iterators.stage import Block
-from grainmill._iterators.table import open_stage, options_of
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.closing import closed_error

@@ -22,8 +22,9 @@ from grainmill._dataset.shared_batches import SharedMemoryOutput
 from grainmill._dataset.shown import Shown
 from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate.program import Program
+from grainmill._iterators.read import read
 from grainmill._plan import random_access as plan
-from grainmill._plan import sequential, transforms
+from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.node import random_access
 from grainmill._plan.slicing import consecutive_share
@@ -723,7 +724,7 @@ class MapDataset(Shown, grain_classes.MapDataset, Generic[T_co], metaclass=MapDa
             >>> next(iterator), next(iterator), iterator.get_state()
             (0, 2, {'next_index': 3})
         """
-        node = sequential.read(node_of(self), read_options, allow_nones=allow_nones)
+        node = read(node_of(self), read_options, allow_nones=allow_nones)
         return PlannedIterDataset(node, (self,))
 
     def _over(self, node: Any) -> MapDataset[T_co]:

@@ -15,11 +15,11 @@ import numpy as np
 from grainmill._dataset.iter_dataset import node_of
 from grainmill._dataset.iterator import iterator_over
 from grainmill._dataset.with_read_options import with_read_options
+from grainmill._iterators.read import Read
 from grainmill._plan.arguments import checked_integer, checked_number
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.node import MapNode, Node
 from grainmill._plan.options import ReadOptions
-from grainmill._plan.sequential import Read
 from grainmill._stats.thread_clock import ThreadClock
 
 if TYPE_CHECKING:

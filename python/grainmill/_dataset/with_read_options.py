@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from grainmill._plan import sequential
+from grainmill._iterators.read import Read, read
 from grainmill._plan.node import MapNode, Node
 
 if TYPE_CHECKING:
@@ -20,22 +20,20 @@ def with_read_options(node: Node, options: ReadOptions, *, in_caller: bool = Fal
         options: The options.
         in_caller: Whether to leave out the stages that start threads or processes.
     """
-    left_out: Any = (sequential.MultiprocessPrefetch, sequential.MultithreadPrefetch)
-    left_out = (*left_out, sequential.ThreadPrefetch) if in_caller else ()
     replaced: dict[int, Node] = {}
     pending = [(node, False)]
     while pending:  # parents first, as there may be thousands in a row
         step, parents_done = pending.pop()
         if id(step) in replaced:
             continue
-        if isinstance(step, sequential.Read):
+        if isinstance(step, Read):
             replaced[id(step)] = dataclasses.replace(step, options=options)
         elif isinstance(step, MapNode):  # a `MapDataset` where an `IterDataset` is expected
-            replaced[id(step)] = sequential.read(step, options)
+            replaced[id(step)] = read(step, options)
         elif not parents_done:
             pending.append((step, True))
             pending += [(parent, False) for parent in step.parents]
-        elif isinstance(step, left_out):
+        elif in_caller and step.prefetches:
             replaced[id(step)] = replaced[id(step.parent)]
         elif step.parents:
             replaced[id(step)] = step.over(tuple(replaced[id(p)] for p in step.parents))

@@ -22,7 +22,8 @@ from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
 if TYPE_CHECKING:
     from grainmill._evaluate.batch_blocks import BlockResult
     from grainmill._evaluate.program import Program
-    from grainmill._plan import sequential as plan
+    from grainmill._plan.node import Node
+    from grainmill._plan.options import ReadOptions
     from grainmill._workers.pool import PendingResult, Result
 
 
@@ -34,12 +35,12 @@ class ProcessBlocks(Blocks):
     a worker is raised when its block is taken; later calls start new workers.
     """
 
-    def __init__(self, program: Program, length: int, node: plan.Read) -> None:
+    def __init__(self, program: Program, length: int, node: Node, options: ReadOptions) -> None:
         super().__init__(program, length)
         self._node = node
+        self._options = options
         self._recorder = program.recorder
         self.meter.ahead = weak_call(self, ProcessBlocks._num_ahead)
-        options = node.options
         self._workers = options.num_workers
         self._buffer_size = options.prefetch_buffer_size
         self._min_batches = max(2, self._workers)
@@ -179,7 +180,7 @@ class ProcessBlocks(Blocks):
         if self._pool is None or self._pool.closed:
             self._drop_tasks(self.position)
             plan = self._node.parent
-            options = self._node.options
+            options = self._options
             job = BlockJob(
                 plan,
                 options.worker_init_fn,

@@ -3,21 +3,99 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import Cursor, ResumePoint, constant_state_at
+from grainmill._iterators.node import Length, Origin, SequentialNode, origins
 from grainmill._iterators.notes import note_part, note_stage
+from grainmill._iterators.open import open_node
+from grainmill._iterators.pack_in_thread import PackInThreadStage
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.stage import Block, Stage, State
+from grainmill._lazy_dataclass import lazy_dataclass
+from grainmill._plan.arguments import checked_callable
+from grainmill._plan.random_access import checked_batch_size
+from grainmill._plan.spec import batch_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from grainmill._plan import sequential as plan
+    from grainmill._evaluate.context import Context
+    from grainmill._plan.node import Node
+
+
+@lazy_dataclass
+class Batch(SequentialNode):
+    """Consecutive elements stacked along a new leading axis."""
+
+    batch_size: int
+    drop_remainder: bool
+    batch_fn: Callable[[list[Any]], Any] | None
+    dataset_name: ClassVar[str] = "BatchIterDataset"
+    stacks: ClassVar[bool] = True
+    saves: ClassVar[str] = ""
+    keeps_length: ClassVar[bool] = False
+
+    @classmethod
+    def of(
+        cls,
+        parent: Node,
+        batch_size: int,
+        *,
+        drop_remainder: bool,
+        batch_fn: Callable[[list[Any]], Any] | None,
+    ) -> Self:
+        """A node that batches elements of `parent`."""
+        batch_size = checked_batch_size(batch_size)
+        checked_callable(batch_fn, "batch_fn", "a function of a list of elements")
+        return cls((parent,), batch_size, drop_remainder, batch_fn)
+
+    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
+        """See `Node.spec`."""
+        return batch_spec(self, spec_of(self.parent))
+
+    def _arguments(self) -> str:
+        return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
+
+    def open(self, context: Context) -> Stage:
+        """See `SequentialNode.open`."""
+        parent = open_node(self.parent, context)
+        stage = BatchStage(self, parent)
+        if parent.packs and self.batch_fn is None and context.threads is None:
+            (reader,) = parent.parents
+            if isinstance(reader, ReadStage) and reader.has_threads:
+                stage.node, stage.recorder = self, context.recorder
+                return PackInThreadStage(reader, stage, self.batch_size)
+        return stage
+
+    @property
+    def runs_users_code(self) -> bool:  # type: ignore[override]
+        """See `Node`."""
+        return self.batch_fn is not None
+
+    @property
+    def is_native(self) -> bool:  # type: ignore[override]
+        """See `SequentialNode`."""
+        return self.batch_fn is None
+
+    def num_elements(self, parents: Sequence[Length]) -> Length:
+        """See `SequentialNode.num_elements`."""
+        size = self.batch_size
+        return parents[0].by(lambda n: n // size if self.drop_remainder else -(-n // size))
+
+    def origins(self, before: State, after: State) -> list[Origin]:
+        """See `SequentialNode.origins`."""
+        lasts = origins(self.parent, after, after)
+        # Asked twice, each batch upstream would double the number of questions.
+        firsts = lasts if before is after else origins(self.parent, before, before)
+        if len(firsts) != 1 or len(lasts) != 1 or firsts[0].plan is not lasts[0].plan:
+            return firsts if any(origin.last is None for origin in firsts) else []
+        last = firsts[0].last
+        return firsts if last is None else [Origin(lasts[0].plan, last + 1, lasts[0].last)]
 
 
 class BatchStage(Stage):
@@ -27,10 +105,7 @@ class BatchStage(Stage):
     parent fails in mid-batch, the elements so far stay in the pending batch for the next `pull`.
     """
 
-    is_native = True
-    saves = ""
-
-    def __init__(self, node: plan.Batch, parent: Stage) -> None:
+    def __init__(self, node: Batch, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)
         self._node = node
@@ -196,7 +271,7 @@ class _PendingList(_PendingBatch):
         return self._batch_fn(self._elements)
 
 
-def _new_batch(node: plan.Batch) -> Callable[[], _PendingBatch]:
+def _new_batch(node: Batch) -> Callable[[], _PendingBatch]:
     if node.batch_fn is not None:
         batch_fn = node.batch_fn
         return lambda: _PendingList(batch_fn)

@@ -2,30 +2,143 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from grainmill._evaluate.fuse import Kind, finisher
 from grainmill._evaluate.fuse import Step as FusedStep
 from grainmill._evaluate.fuse_blocks import BlockFused, Timing
 from grainmill._evaluate.rng import IndexedGenerators
 from grainmill._iterators.drops import DropWatch
+from grainmill._iterators.node import Length, OneToOne
 from grainmill._iterators.notes import note_stage
+from grainmill._iterators.open import open_node
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, StateAfter
-from grainmill._plan import sequential as plan
-from grainmill._plan.node import block_function
+from grainmill._lazy_dataclass import lazy_dataclass
+from grainmill._plan import transforms
+from grainmill._plan.node import Share, block_function, function_of, transform_name
+from grainmill._plan.random_access import random_map_seed
+from grainmill._plan.spec import map_spec
 from grainmill._stats.meters import both_clocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from grainmill._evaluate.context import Context
     from grainmill._evaluate.fuse import Passed
     from grainmill._iterators.stage import Finisher
     from grainmill._plan.node import Node
     from grainmill._plan.options import DatasetOptions
     from grainmill._stats.meters import BlockTimes, StepsMeter
+
+
+@lazy_dataclass
+class Map(OneToOne):
+    """A function of every element except `None`, which stays."""
+
+    transform: Any
+    function: Callable[..., Any]
+    dataset_name: ClassVar[str] = "MapIterDataset"
+    is_elementwise: ClassVar[bool] = True
+    runs_users_code: ClassVar[bool] = True
+    saves: ClassVar[str] = ""
+
+    @classmethod
+    def of(cls, parent: Node, transform: Any) -> Self:
+        """A node that maps elements of `parent`."""
+        return cls((parent,), transform, function_of(transform, transforms.Map, "map"))
+
+    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
+        """See `Node.spec`."""
+        return map_spec(self.transform, lambda: spec_of(self.parent))
+
+    def _arguments(self) -> str:
+        return f"(transform={transform_name(self.transform)})"
+
+    def open(self, context: Context) -> Stage:
+        """See `SequentialNode.open`."""
+        nodes: list[Map] = []
+        upstream: Node = self
+        while upstream.is_setting or isinstance(upstream, Map):
+            if isinstance(upstream, Map):
+                nodes.append(upstream)
+            upstream = upstream.parent
+        nodes.reverse()
+        steps = [Step.of(each, context.options) for each in nodes]
+        recorder = context.recorder
+        return ElementwiseStage(open_node(upstream, context), steps, recorder.steps(nodes))
+
+
+@lazy_dataclass
+class MapWithIndex(Map):
+    """A function of the element and its number, counted from 0 in this iterator."""
+
+    dataset_name: ClassVar[str] = "MapWithIndexIterDataset"
+    saves: ClassVar[str] = "the number of elements passed"
+    parent_key: ClassVar[str | None] = "parent"
+
+    @classmethod
+    def of(cls, parent: Node, transform: Any) -> Self:
+        """A node that maps (number, element) pairs of `parent`."""
+        function = function_of(transform, transforms.MapWithIndex, "map_with_index")
+        return cls((parent,), transform, function)
+
+
+@lazy_dataclass
+class Filter(Map):
+    """Drops the elements for which a predicate is false."""
+
+    dataset_name: ClassVar[str] = "FilterIterDataset"
+    drops_elements: ClassVar[bool] = True
+    keeps_length: ClassVar[bool] = False
+
+    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
+        """See `Node.spec`."""
+        return spec_of(self.parent)
+
+    @classmethod
+    def of(cls, parent: Node, transform: Any) -> Self:
+        """A node that keeps the elements of `parent` for which `transform` is true."""
+        return cls((parent,), transform, function_of(transform, transforms.Filter, "filter"))
+
+    def num_elements(self, parents: Sequence[Length]) -> Length:
+        """See `SequentialNode.num_elements`."""
+        return parents[0].at_most()
+
+
+@lazy_dataclass
+class RandomMap(Map):
+    """A function of the element and a generator keyed by (`seed`, number of the element).
+
+    Elements have the numbers `first_number`, `first_number + number_step`, ...: several workers
+    that share the elements use the numbers that a single iterator would use.
+    """
+
+    seed: int
+    first_number: int = 0
+    number_step: int = 1
+    dataset_name: ClassVar[str] = "RandomMapIterDataset"
+    saves: ClassVar[str] = "the number of elements passed"
+    parent_key: ClassVar[str | None] = "parent"
+
+    @classmethod
+    def of(cls, parent: Node, transform: Any, seed: int | None) -> Self:  # type: ignore[override]
+        """A node that maps elements of `parent` with random numbers."""
+        function = function_of(transform, transforms.RandomMap, "random_map")
+        node = cls((parent,), transform, function, -1)
+        return dataclasses.replace(node, seed=random_map_seed(node, seed))
+
+    def share(self, share: Share) -> Node:
+        """See `Node.share`."""
+        return dataclasses.replace(
+            self,
+            parents=super().share(share).parents,
+            first_number=self.first_number + self.number_step * share.worker,
+            number_step=self.number_step * share.count,
+        )
 
 
 class Step(NamedTuple):
@@ -44,7 +157,7 @@ class Step(NamedTuple):
 
     kind: Kind
     function: Callable[..., Any]
-    node: plan.Map
+    node: Map
     state_key: str | None = None
     generators: IndexedGenerators | None = None
     first: int = 0
@@ -52,15 +165,15 @@ class Step(NamedTuple):
     watch: DropWatch | None = None
 
     @classmethod
-    def of(cls, node: plan.Map, options: DatasetOptions) -> Step:
+    def of(cls, node: Map, options: DatasetOptions) -> Step:
         """The step that `node` describes."""
-        if isinstance(node, plan.RandomMap):
+        if isinstance(node, RandomMap):
             generators = IndexedGenerators(node.seed)
             first, stride = node.first_number, node.number_step
             return cls("random", node.function, node, "index_for_rng", generators, first, stride)
-        if isinstance(node, plan.MapWithIndex):
+        if isinstance(node, MapWithIndex):
             return cls("indexed", node.function, node, "counter")
-        if isinstance(node, plan.Filter):
+        if isinstance(node, Filter):
             name = f"FilterDatasetIterator{str(node).removeprefix(node.dataset_name)}"
             return cls("test", node.function, node, watch=DropWatch(name, options))
         return cls("map", node.function, node)
@@ -71,8 +184,6 @@ class ElementwiseStage(Stage):
 
     Maps pass `None` on as it is.
     """
-
-    saves = "the number of elements passed"
 
     is_elementwise = True
 
@@ -227,11 +338,6 @@ class ElementwiseStage(Stage):
             return after
         counting = [(key, num_inputs[i], dropped[i]) for i, key in self._counting]
         return functools.partial(_state_after, after, counting)
-
-    @classmethod
-    def saved_of(cls, node: Node) -> str:
-        """See `Stage.saved_of`; a function of the element alone has no state."""
-        return cls.saves if isinstance(node, plan.RandomMap | plan.MapWithIndex) else ""
 
     def state(self) -> State:
         """See `Stage.state`."""

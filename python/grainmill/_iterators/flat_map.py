@@ -3,30 +3,59 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.node import Origin, SequentialNode, runs
 from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State, runs
-from grainmill._plan import sequential
+from grainmill._iterators.stage import Block, Stage, State
+from grainmill._lazy_dataclass import lazy_dataclass
+from grainmill._plan.node import Node, transform_name
+from grainmill._plan.random_access import check_flat_map
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from grainmill._plan.sequential import FlatMap
+    from grainmill._plan import transforms
 
 
-@runs(sequential.FlatMap)
+@lazy_dataclass
+class FlatMap(SequentialNode):
+    """The elements of a sequence for each element."""
+
+    transform: transforms.FlatMapLike[Any, Any]
+    dataset_name: ClassVar[str] = "FlatMapIterDataset"
+    runs_users_code: ClassVar[bool] = True
+    saves: ClassVar[str] = "the position in the element that is split"
+    parent_key: ClassVar[str | None] = "parent"
+    keeps_length: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, parent: Node, transform: transforms.FlatMapLike[Any, Any]) -> Self:
+        """A node that replaces each element of `parent` by several."""
+        check_flat_map(transform)
+        return cls((parent,), transform)
+
+    def _arguments(self) -> str:
+        return f"(transform={transform_name(self.transform)})"
+
+    def origins(self, before: State, after: State) -> list[Origin]:
+        """See `SequentialNode.origins`; the element that is split is computed again."""
+        starts = self.starts(after)
+        if len(starts) == 1 and not any(step.drops_elements for step in self.walk()):
+            return [start._replace(last=start.first) for start in starts]
+        return starts
+
+
+@runs(FlatMap)
 class FlatMapStage(Stage):
     """Pulls one element at a time and returns the elements that it is split into.
 
     A state holds the parent's state before the element being split, and how many of the resulting
     elements ("outputs") were delivered.
     """
-
-    saves = "the position in the element that is split"
 
     def __init__(self, node: FlatMap, parent: Stage) -> None:
         super().__init__(parent)

@@ -3,23 +3,131 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import END, Cursor, ResumePoint, constant_state
 from grainmill._iterators.lazy_block import PULL_SIZE, lazy_block
+from grainmill._iterators.node import Origin, SequentialNode, origins, plan_of
+from grainmill._iterators.open import open_part
 from grainmill._iterators.opening import ConcurrentOpener
+from grainmill._iterators.pack_in_thread import PackInThreadStage
+from grainmill._iterators.read import ReadStage
 from grainmill._iterators.saved import Saved, refusal
 from grainmill._iterators.shard_states import ENDED, by_dataset, of_datasets
 from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.thread_prefetch import ThreadPrefetch, ThreadPrefetchStage
+from grainmill._lazy_dataclass import lazy_dataclass
+from grainmill._plan.arguments import checked_integer
 from grainmill._plan.closing import closed_error
 from grainmill._plan.notes import add_note, located
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from grainmill._plan.sequential import Interleave
+    from grainmill._evaluate.context import Context
+    from grainmill._plan.node import Node, Share
+
+
+@lazy_dataclass
+class Interleave(SequentialNode):
+    """One element from each of several open iterators in turn.
+
+    `datasets` is indexed to get datasets; it is not a parent, so seeds do not pass through.
+    """
+
+    datasets: Any
+    cycle_length: int
+    num_make_iter_threads: int
+    make_iter_buffer_size: int
+    iter_buffer_size: int
+    dataset_name: ClassVar[str] = "InterleaveIterDataset"
+    saves: ClassVar[str] = "whose turn it is, and the state of each open dataset"
+    keeps_length: ClassVar[bool] = False
+
+    @classmethod
+    def of(
+        cls,
+        datasets: Any,
+        cycle_length: int,
+        num_make_iter_threads: int,
+        make_iter_buffer_size: int,
+        iter_buffer_size: int,
+    ) -> Self:
+        """A node that keeps up to `cycle_length` of `datasets` open."""
+        if not (hasattr(datasets, "__len__") and hasattr(datasets, "__getitem__")):
+            raise TypeError(
+                "`datasets` must be a sequence of datasets or a `MapDataset` of datasets, got "
+                f"{datasets!r} of type {type(datasets).__name__}"
+            )
+        return cls(
+            (),
+            datasets,
+            checked_integer(cycle_length, "cycle_length", minimum=1),
+            checked_integer(num_make_iter_threads, "num_make_iter_threads", minimum=0),
+            checked_integer(make_iter_buffer_size, "make_iter_buffer_size", minimum=0),
+            checked_integer(iter_buffer_size, "iter_buffer_size", minimum=0),
+        )
+
+    def spec(self, spec_of: Callable[[Any], Any]) -> Any:
+        """See `Node.spec`; the spec of its first dataset."""
+        return spec_of(self.datasets[0])
+
+    def share(self, share: Share) -> Node:
+        """See `Node.share`; a worker opens every n-th dataset."""
+        return dataclasses.replace(self, datasets=share.of_datasets(self.datasets))
+
+    def set_datasets(self, datasets: Any) -> None:
+        """Replaces `datasets`, for datasets already derived from this node, too."""
+        object.__setattr__(self, "datasets", datasets)
+
+    def open(self, context: Context) -> Stage:
+        """See `SequentialNode.open`."""
+        prefetch = self.iter_buffer_size > 1
+
+        def open_dataset(index: int) -> Stage:
+            dataset = self.datasets[index]
+            if not (hasattr(dataset, "to_iter_dataset") or hasattr(dataset, "_plan_node")):
+                raise TypeError(
+                    f"`datasets[{index}]` of {self} must be a dataset, got {dataset!r} of type "
+                    f"{type(dataset).__name__}"
+                )
+            stage = open_part(self, plan_of(dataset), context)
+            if prefetch and not isinstance(stage, ReadStage | PackInThreadStage):  # these prefetch
+                stage = ThreadPrefetchStage(ThreadPrefetch((), self.iter_buffer_size), stage)
+                stage.node, stage.recorder = self, context.recorder
+            return stage
+
+        return InterleaveStage(self, open_dataset, len(self.datasets), start_all=prefetch)
+
+    @property
+    def opens(self) -> Any:
+        """See `Node.opens`."""
+        return self.datasets
+
+    @property
+    def num_readers(self) -> int:
+        """See `SequentialNode.num_readers`."""
+        return min(self.cycle_length, len(self.datasets))
+
+    def starts(self, state: State) -> list[Origin]:
+        """See `SequentialNode.starts`."""
+        return []
+
+    def origins(self, before: State, after: State) -> list[Origin]:
+        """See `SequentialNode.origins`."""
+        number, *states = in_turn(before, after)
+        return origins(plan_of(self.datasets[number]), *states)
+
+
+def in_turn(before: State, after: State) -> tuple[int, State, State]:
+    """The number of the dataset whose turn was last, and its two states."""
+    indices = after["iterators_in_use_indices"]
+    slot = (after["next_index_in_cycle"] - 1) % len(indices)
+    states = [state["iterators_in_use_states"][slot] for state in (before, after)]
+    return indices[slot], states[0], states[1]
 
 
 class InterleaveStage(Stage):
@@ -37,8 +145,6 @@ class InterleaveStage(Stage):
         start_all: Whether the first pull starts prefetching in all open datasets.
         name: What messages about states call the stage; `node` if `None`.
     """
-
-    saves = "whose turn it is, and the state of each open dataset"
 
     def __init__(
         self,

@@ -5,19 +5,24 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
 from grainmill._iterators.lazy_block import PULL_SIZE, lazy_block
+from grainmill._iterators.node import Origin, SequentialNode, origins, runs, starts
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
+from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._native import MixSchedule
+from grainmill._plan.random_access import check_weights, integer_proportions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from grainmill._plan.sequential import Mix
+    from grainmill._plan.node import Node
+
 
 _TURNS = 512
 
@@ -25,16 +30,82 @@ _Moved: TypeAlias = "tuple[int, ResumePoint, int, bool] | None"
 """The number of the dataset that moved, its position since, the next turn, and whether it ended."""
 
 
+@lazy_dataclass
+class Mix(SequentialNode):
+    """Elements of several iterators in fixed proportions, until one is exhausted.
+
+    `names` are the keys if the parents were given as a mapping, else `None`.
+    """
+
+    proportions: tuple[int, ...]
+    names: tuple[str, ...] | None
+    dataset_name: ClassVar[str] = "MixedIterDataset"
+    keeps_spec: ClassVar[bool] = True
+    saves: ClassVar[str] = "the number of turns"
+    is_native: ClassVar[bool] = True
+    keeps_length: ClassVar[bool] = False
+
+    @classmethod
+    def of(
+        cls,
+        parents: Sequence[Node] | Mapping[str, Node],
+        weights: Sequence[float] | Mapping[str, float] | None,
+    ) -> Self:
+        """A node that mixes `parents` by `weights`; named datasets are ordered by name."""
+        names = None
+        if isinstance(parents, Mapping):
+            names = tuple(sorted(parents))
+            if weights is not None:
+                if not isinstance(weights, Mapping) or set(weights) != set(names):
+                    raise ValueError(
+                        "`weights` must be a mapping with the same keys as the datasets: "
+                        f"{list(names)}, got {weights}."
+                    )
+                weights = [weights[name] for name in names]
+            parents = [parents[name] for name in names]
+        elif isinstance(weights, Mapping):
+            raise ValueError(
+                "`weights` must be a sequence, as the datasets are a sequence, got a mapping with "
+                f"keys {list(weights)}"
+            )
+        chosen = tuple(weights) if weights is not None else (1.0,) * len(parents)
+        check_weights(parents, chosen)
+        return cls(tuple(parents), integer_proportions(chosen), names)
+
+    def _arguments(self) -> str:
+        return f"([{len(self.parents)} parents], proportions={list(self.proportions)})"
+
+    def described(self, max_listed: int) -> dict[str, Any]:
+        """See `Node.described`; of many, too, some may be added and removed by name."""
+        names = self.names
+        if names is None or len(names) <= max_listed:
+            return {}
+        return {"weights": dict(zip(names, self.proportions, strict=True))}
+
+    def _keys(self) -> Sequence[Any]:
+        """The keys of the parents' states."""
+        return self.names or range(len(self.parents))
+
+    def starts(self, state: State) -> list[Origin]:
+        """See `SequentialNode.starts`."""
+        parents = zip(self.parents, self._keys(), strict=True)
+        return [one for parent, key in parents for one in starts(parent, state["parents"][key])]
+
+    def origins(self, before: State, after: State) -> list[Origin]:
+        """See `SequentialNode.origins`."""
+        number = int(MixSchedule(list(self.proportions)).choose(after["index"] - 1, 1)[0][0])
+        key = self._keys()[number]
+        return origins(self.parents[number], before["parents"][key], after["parents"][key])
+
+
+@runs(Mix)
 class MixStage(Stage):
     """Takes elements of its parents in turn; ends when the parent whose turn it is has ended.
 
     Consecutive turns of parents that have elements ready are returned as one block.
     """
 
-    is_native = True
-    saves = "the number of turns"
-
-    def __init__(self, node: Mix, parents: Sequence[Stage]) -> None:
+    def __init__(self, node: Mix, *parents: Stage) -> None:
         super().__init__(*parents)
         self._schedule = MixSchedule(list(node.proportions))
         self._known: tuple[int, list[int]] = (0, [])

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import block_len
 from grainmill._evaluate.thread_pool import thread_name
-from grainmill._iterators.thread_prefetch import PrefetchQueue, ThreadPrefetchStage
-from grainmill._plan.sequential import ThreadPrefetch
+from grainmill._iterators.thread_prefetch import PrefetchQueue, ThreadPrefetch, ThreadPrefetchStage
 from grainmill._tree import flatten
 
 if TYPE_CHECKING:
-    from grainmill._iterators.batch import BatchStage
     from grainmill._iterators.read import ReadStage
+    from grainmill._iterators.stage import Stage
 
 
 class PackInThreadStage(ThreadPrefetchStage):
@@ -30,7 +29,7 @@ class PackInThreadStage(ThreadPrefetchStage):
         batch_size: Rows in a batch.
     """
 
-    def __init__(self, reader: ReadStage, batches: BatchStage, batch_size: int) -> None:
+    def __init__(self, reader: ReadStage, batches: Stage, batch_size: int) -> None:
         self._max_len = max(1, reader.pull_size // batch_size)
         super().__init__(ThreadPrefetch((), 2 * self._max_len), batches)
         self._reader = reader

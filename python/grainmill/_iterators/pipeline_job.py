@@ -13,18 +13,19 @@ from grainmill._evaluate.batch_blocks import byte_len
 from grainmill._evaluate.block_job import set_up_worker
 from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.metering import PullMeter
+from grainmill._iterators.open import open_plan
 from grainmill._stats.meters import WorkerReport
 from grainmill._stats.worker_reporter import WorkerReporter
 from grainmill._workers import messages
 from grainmill._workers.worker import Job, Outcome, Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from grainmill._evaluate.context import Context
     from grainmill._iterators.cursor import ResumePoint
+    from grainmill._iterators.shares import WorkersNode
     from grainmill._iterators.stage import Stage, State
-    from grainmill._plan.node import Node
     from grainmill._workers.worker import WorkerContext
 
 # Elements that are computed within `_BLOCK_S` are sent together, whatever the buffer's size.
@@ -102,18 +103,12 @@ def _raise_not_implemented(text: str, _: int) -> State:
     raise NotImplementedError(text)
 
 
-# Opens a plan at its first element; a function that workers can import.
-OpenPlan: TypeAlias = "Callable[[Node, Context], Stage]"
-
-
 class PipelineJob(Job):
     """Runs one sequential plan in each worker.
 
     Args:
-        plan_of: Returns the plan of a worker. The worker calls it: a user's own dataset may have to
-            copy itself for each.
-        worker_init_fn: The user's function to call first, with the worker's number and their count.
-        open_plan: Opens a plan.
+        node: The node of the workers. Each takes its own share of the plan: a user's own dataset
+            may have to copy itself for each.
         context: Options of the whole pipeline.
         task_bytes: About how many bytes the elements of a task may take, unless one alone takes
             more.
@@ -121,31 +116,23 @@ class PipelineJob(Job):
 
     index_byte_len = tuning.WORKERS_INDEX_BYTES
 
-    def __init__(
-        self,
-        plan_of: Callable[[int], Node],
-        worker_init_fn: Callable[[int, int], None] | None,
-        open_plan: OpenPlan,
-        context: Context,
-        task_bytes: int,
-    ) -> None:
-        self._plan_of = plan_of
-        self._worker_init_fn = worker_init_fn
-        self._open_plan = open_plan
+    def __init__(self, node: WorkersNode, context: Context, task_bytes: int) -> None:
+        self._node = node
         self._context = context
         self._task_bytes = task_bytes
 
     @property
     def modules(self) -> Sequence[str]:
         """See `Job.modules`."""
-        return (type(self).__module__, self._open_plan.__module__)
+        nodes = {type(node).__module__ for node in self._node.walk()}
+        return (type(self).__module__, *sorted(nodes))
 
     def open(self, place: WorkerContext) -> Runner:
         """See `Job.open`."""
-        set_up_worker(place, self._worker_init_fn)
+        set_up_worker(place, self._node.worker_init_fn)
         place.arena.limit_free(RESULTS * self._task_bytes)
-        plan = self._plan_of(place.worker)
-        stage = self._open_plan(plan, self._context)
+        plan = self._node.shard(place.worker)
+        stage = open_plan(plan, self._context)
         reporter = WorkerReporter(self._context.recorder, plan)
         return _PipelineRunner(stage, place, reporter, self._task_bytes)
 

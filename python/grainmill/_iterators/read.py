@@ -2,38 +2,129 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import BatchBlock
+from grainmill._evaluate.compile import runs_in_engine
 from grainmill._evaluate.executor import Blocks, Budget, Executor
 from grainmill._evaluate.program import Program
 from grainmill._iterators.drops import DropWatch
 from grainmill._iterators.lazy_block import PULL_SIZE
+from grainmill._iterators.node import CALLER, UNKNOWN, Length, Origin, SequentialNode, counted
 from grainmill._iterators.saved import Saved, integer
 from grainmill._iterators.stage import Block, Stage, State
-from grainmill._plan.node import random_access
+from grainmill._lazy_dataclass import lazy_dataclass
+from grainmill._plan.node import MapNode, Node, Share, random_access
+from grainmill._plan.options import ReadOptions
+from grainmill._plan.random_access import Range
 from grainmill._workers.limits import Limits, workers_are_processes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
     from grainmill._evaluate.context import Context
     from grainmill._evaluate.executor import Demand
     from grainmill._iterators.stage import StateAfter
-    from grainmill._plan import sequential as plan
     from grainmill._stats.stalls import Awaited
+
+
+@lazy_dataclass
+class Read(SequentialNode):
+    """The elements of a random-access plan in order."""
+
+    options: ReadOptions
+    allow_nones: bool
+    dataset_name: ClassVar[str] = "PrefetchIterDataset"
+    prefetches: ClassVar[bool] = True
+    reads: ClassVar[bool] = True
+    keeps_spec: ClassVar[bool] = True
+    saves: ClassVar[str] = "the next index"
+    is_native: ClassVar[bool] = True
+    keeps_length: ClassVar[bool] = True
+
+    def share(self, share: Share) -> Node:
+        """See `Node.share`."""
+        options = self.options
+        if share.inline_size is not None:
+            options = dataclasses.replace(
+                options, num_threads=0, prefetch_buffer_size=share.inline_size, num_workers=0
+            )
+        parents = (share.of_random_access(self.parent),)
+        return dataclasses.replace(self, parents=parents, options=options)
+
+    def _arguments(self) -> str:
+        return f"(read_options={self.options}, allow_nones={self.allow_nones})"
+
+    def open(self, context: Context) -> Stage:
+        """See `SequentialNode.open`."""
+        return ReadStage(self, context)
+
+    @property
+    def num_readers(self) -> int:
+        """See `SequentialNode.num_readers`."""
+        return 1
+
+    def num_elements(self, parents: Sequence[Length]) -> Length:
+        """See `SequentialNode.num_elements`."""
+        try:
+            drops = any(upstream.drops_elements for upstream in self.walk())
+            length = random_access(self.parent).length
+            return Length(length, exact=self.allow_nones or not drops)
+        except Exception:  # a user's dataset or source may have none
+            return UNKNOWN
+
+    def place_of_parents(self, place: str) -> str:
+        """See `SequentialNode.place_of_parents`."""
+        options = self.options
+        inside = "" if place == CALLER else f" {place}"
+        if all(runs_in_engine(node) for node in self.parent.walk() if isinstance(node, MapNode)):
+            return place  # threads run Python's functions only
+        if options.num_workers:
+            return (
+                f"in {counted(options.num_workers, 'worker process', 'worker processes')}{inside}"
+            )
+        if options.num_threads and options.prefetch_buffer_size:
+            return f"on up to {counted(options.num_threads, 'thread', 'threads')}{inside}"
+        return place
+
+    def starts(self, state: State) -> list[Origin]:
+        """See `SequentialNode.starts`."""
+        return [Origin(random_access(self.parent), state["next_index"], None)]
+
+    def origins(self, before: State, after: State) -> list[Origin]:
+        """See `SequentialNode.origins`."""
+        index = after["next_index"] - 1
+        return [Origin(random_access(self.parent), index, index)]
+
+
+def read(parent: Node, options: ReadOptions | None = None, *, allow_nones: bool = False) -> Read:
+    """The node that reads the random-access plan `parent` in order.
+
+    Without `options`, it prefetches, except for a plain range: integers are too cheap.
+    """
+    if options is None:
+        options = (
+            ReadOptions(prefetch_buffer_size=0) if isinstance(parent, Range) else ReadOptions()
+        )
+    if not isinstance(options, ReadOptions):
+        raise TypeError(
+            f"`read_options` must be a `ReadOptions`, got {options!r} of type "
+            f"{type(options).__name__}"
+        )
+    # Who changes the options later does not change the plan.
+    return Read((random_access(parent),), copy.copy(options), allow_nones)
 
 
 class ReadStage(Stage):
     """Reads elements `0, 1, ...` of a random-access plan; skips `None` unless they are allowed."""
 
-    is_native = True
-    saves = "the next index"
-
-    def __init__(self, node: plan.Read, context: Context) -> None:
+    def __init__(self, node: Read, context: Context) -> None:
         super().__init__()
         self._node = node
         self._length = random_access(node.parent).length
@@ -274,7 +365,7 @@ def _state_by_list(next_indices: list[int], before: int, k: int) -> State:
     return {"next_index": next_indices[k - 1] if k else before}
 
 
-def _blocks(program: Program, length: int, node: plan.Read, context: Context) -> Blocks:
+def _blocks(program: Program, length: int, node: Read, context: Context) -> Blocks:
     options = node.options
     if not context.prefetches:
         options = dataclasses.replace(options, num_workers=0, prefetch_buffer_size=0)
@@ -282,7 +373,7 @@ def _blocks(program: Program, length: int, node: plan.Read, context: Context) ->
         if workers_are_processes():
             from grainmill._evaluate.processes import ProcessBlocks  # noqa: PLC0415
 
-            return ProcessBlocks(program, length, node)
+            return ProcessBlocks(program, length, node, node.options)
         options = dataclasses.replace(options, num_threads=options.num_workers)
     num_sharing = context.num_readers * max(1, context.num_workers)
     budget_bytes = Limits.of(options).budget_bytes // num_sharing

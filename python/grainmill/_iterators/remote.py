@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from grainmill._interrupts import suppressed
 from grainmill._iterators.cursor import constant_state, constant_state_at
+from grainmill._iterators.open import open_plan
 from grainmill._iterators.pipeline_job import (
     BLOCK_LEN,
     RESULTS,
@@ -20,10 +20,9 @@ from grainmill._iterators.pipeline_job import (
     StartPoint,
 )
 from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.user_defined import UserDefined
 from grainmill._plan.closing import closed_error
 from grainmill._plan.notes import located
-from grainmill._plan.sequential import Interleave, UserDefined
-from grainmill._plan.slicing import sliced
 from grainmill._stats.thread_clock import ThreadUse
 from grainmill._workers import messages
 from grainmill._workers.limits import Limits
@@ -34,9 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from grainmill._evaluate.context import Context
-    from grainmill._iterators.pipeline_job import OpenPlan
+    from grainmill._iterators.shares import WorkersNode
     from grainmill._iterators.stage import StateAfter
-    from grainmill._plan.sequential import MultiprocessPrefetch
     from grainmill._workers.pool import PendingResult, Result
 
 # How many elements are requested one by one after a worker has died.
@@ -52,12 +50,8 @@ class RemoteWorkers:
         task_bytes: About how much memory the result of one task may use.
     """
 
-    def __init__(self, node: MultiprocessPrefetch, open_plan: OpenPlan, context: Context) -> None:
+    def __init__(self, node: WorkersNode, context: Context) -> None:
         self._node = node
-        self._plan_of = functools.partial(
-            sliced, node.parent, count=node.num_workers, sequential=node.sequential_slice
-        )
-        self._open_plan = open_plan
         self._context = context
         self._pool: WorkerPool | None = None
         self.cancelled = False
@@ -90,9 +84,7 @@ class RemoteWorkers:
         # must be delivered first.
         ahead = not self.generation
         context = dataclasses.replace(self._context, prefetches=ahead, num_workers=node.num_workers)
-        job = PipelineJob(
-            self._plan_of, node.worker_init_fn, self._open_plan, context, self.task_bytes
-        )
+        job = PipelineJob(node, context, self.task_bytes)
         self.generation += 1
 
         def origin(_first: int, _last: int) -> list[str]:
@@ -126,7 +118,7 @@ class RemoteWorkers:
 
     def local(self, worker: int) -> Stage:
         """The worker's pipeline, opened in this process at its start."""
-        return self._open_plan(self._plan_of(worker), self._context)
+        return open_plan(self._node.shard(worker), self._context)
 
     def check(self, worker: int, state: State) -> None:
         """Raises what that worker would raise when `state` is restored.
@@ -134,8 +126,8 @@ class RemoteWorkers:
         Plans that open or restore objects of the user are not checked here: only the worker runs
         those.
         """
-        plan = self._plan_of(worker)
-        if any(isinstance(node, UserDefined | Interleave) for node in plan.walk()):
+        plan = self._node.shard(worker)
+        if any(isinstance(node, UserDefined) or node.opens is not None for node in plan.walk()):
             return
         stage = self.local(worker)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from grainmill._evaluate.fuse import SKIPPED, Evaluated, evaluated, passed_by
 from grainmill._interrupts import is_interrupt, suppressed
@@ -122,22 +122,6 @@ class Block:
         return evaluated(one_by_one, raw, start)
 
 
-RUNNERS: Final[dict[type[Node], Callable[[Any, Stage], Stage]]] = {}
-"""The stage class of each node type that needs only the node and its parent's stage; see `runs`."""
-
-_StageT = TypeVar("_StageT", bound="type[Stage]")
-
-
-def runs(node_type: type[Node]) -> Callable[[_StageT], _StageT]:
-    """Registers a stage class for nodes of this type; it is called with a node and its parent."""
-
-    def register(stage_type: _StageT) -> _StageT:
-        RUNNERS[node_type] = stage_type
-        return stage_type
-
-    return register
-
-
 class Stage(abc.ABC):
     """One sequential step of a running pipeline.
 
@@ -153,14 +137,11 @@ class Stage(abc.ABC):
         recorder: Takes the times of that node, if it is set.
         is_elementwise: Whether its own times are taken where elements of lazy blocks are finished.
         has_own_thread: Whether another thread pulls from its parents.
-        is_native: Whether the engine computes its elements; otherwise Python does, or hands them
-            on.
-        saves: What a state has of it besides that of its parents; empty if nothing.
+        packs: Whether it joins elements into rows, and runs no code of a user.
     """
 
     moves_start: ClassVar[bool] = True
-    is_native: ClassVar[bool] = False
-    saves: ClassVar[str] = "a position of its own"
+    packs: ClassVar[bool] = False
     node: Node | None = None
     recorder: Recorder | None = None
     is_elementwise = False
@@ -201,11 +182,6 @@ class Stage(abc.ABC):
     def seek(self, index: int) -> None:
         """Makes `index` the next element, where elements have an index."""
         raise NotImplementedError(f"set_next_index is not supported for {self.iterator_name}.")
-
-    @classmethod
-    def saved_of(cls, node: Node) -> str:  # noqa: ARG003 - a class may run several kinds
-        """What a state has of `node` besides that of its parents; empty if nothing."""
-        return cls.saves
 
     @property
     def iterator_name(self) -> str:

@@ -2,24 +2,73 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from grainmill._iterators.cursor import END, Cursor, constant_state
+from grainmill._iterators.node import Origin, SequentialNode, origins, runs
 from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State, runs
-from grainmill._plan import sequential
+from grainmill._iterators.stage import Block, Stage, State
+from grainmill._lazy_dataclass import lazy_dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from grainmill._cache.sequence import Ahead
     from grainmill._iterators.cursor import ResumePoint
     from grainmill._iterators.stage import StateAfter
+    from grainmill._plan.node import Node, Share
 
 _PULL_SIZE = 64
 
 
-@runs(sequential.StoredCache)
+@lazy_dataclass
+class StoredCache(SequentialNode):
+    """The elements of the parent, which are kept in `store` during the first pass over them.
+
+    `store` is of another layer; `store.for_parent(node)` is one for the elements of another plan,
+    and `store.share(node, worker, count)` the one for a worker's share of these.
+    """
+
+    store: Any
+    dataset_name: ClassVar[str] = "StoredCacheIterDataset"
+    keeps_spec: ClassVar[bool] = True
+    saves: ClassVar[str] = "the position in the cache"
+    parent_key: ClassVar[str | None] = "parent"
+    keeps_length: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, parent: Node, make_store: Callable[[Node], Any]) -> Self:
+        """A node that keeps the elements of `parent` in the store that `make_store` returns."""
+        return cls((parent,), make_store(parent))
+
+    def share(self, share: Share) -> Node:
+        """See `Node.share`."""
+        parent = share.of(self.parent)
+        return dataclasses.replace(
+            self, parents=(parent,), store=self.store.share(parent, share.worker, share.count)
+        )
+
+    def over(self, parents: tuple[Any, ...]) -> Self:
+        """See `Node.over`."""
+        if parents[0] is self.parents[0]:
+            return self
+        return dataclasses.replace(self, parents=parents, store=self.store.for_parent(parents[0]))
+
+    def starts(self, state: State) -> list[Origin]:
+        """See `SequentialNode.starts`."""
+        return []
+
+    def origins(self, before: State, after: State) -> list[Origin]:
+        """See `SequentialNode.origins`; what was in the store was computed at another time."""
+        if before["parent"] is None or after["parent"] is None:
+            return []
+        return origins(self.parent, before["parent"], after["parent"])
+
+
+@runs(StoredCache)
 class StoredCacheStage(Stage):
     """Takes an element from the store if it is there, else from its parent.
 
@@ -28,9 +77,7 @@ class StoredCacheStage(Stage):
     only if they are not there any more does it read the parent again from its start.
     """
 
-    saves = "the position in the cache"
-
-    def __init__(self, node: sequential.StoredCache, parent: Stage) -> None:
+    def __init__(self, node: StoredCache, parent: Stage) -> None:
         super().__init__(parent)
         self._name = node.dataset_name
         self._store = node.store

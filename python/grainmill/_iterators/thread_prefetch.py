@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import byte_len
@@ -21,13 +21,14 @@ from grainmill._evaluate.executor import Demand, weak_call
 from grainmill._evaluate.thread_pool import NumberedThread
 from grainmill._iterators.cursor import END, Cursor, ResumePoint, constant_state_at
 from grainmill._iterators.metering import PullMeter
-from grainmill._iterators.stage import Block, Stage, State, runs
+from grainmill._iterators.node import OneToOne, runs
+from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.user_defined import UserDefinedStage
+from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._memory import default_budget_bytes
-from grainmill._plan import sequential
+from grainmill._plan.arguments import checked_integer
 from grainmill._plan.closing import closed_error
 from grainmill._plan.notes import located
-from grainmill._plan.sequential import ThreadPrefetch, checked_prefetch_buffer_size
 from grainmill._stats.meters import Fill
 from grainmill._stats.stalls import CONFIG_LIMITS, Awaited, Stall
 from grainmill._threads import at_fork, may_wait, start_thread
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from grainmill._iterators.stage import StateAfter
-    from grainmill._plan.node import Node
+    from grainmill._plan.node import Node, Share
     from grainmill._stats.meters import Recorder
     from grainmill._stats.thread_clock import ThreadUse
 
@@ -45,15 +46,54 @@ _JOIN_TIMEOUT_S = 0.1
 _MAX_WAIT_S = 0.001
 
 
-@runs(sequential.ThreadPrefetch)
+@lazy_dataclass
+class ThreadPrefetch(OneToOne):
+    """Elements prefetched by a thread."""
+
+    prefetch_buffer_size: int
+    dataset_name: ClassVar[str] = "ThreadPrefetchIterDataset"
+    keeps_spec: ClassVar[bool] = True
+    passes_on: ClassVar[bool] = True
+    saves: ClassVar[str] = ""
+    prefetches: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, parent: Node, prefetch_buffer_size: int) -> Self:
+        """A node that keeps up to `prefetch_buffer_size` elements of `parent` prefetched."""
+        return cls((parent,), checked_prefetch_buffer_size(prefetch_buffer_size))
+
+    def share(self, share: Share) -> Node:
+        """See `Node.share`."""
+        return super().share(share) if share.inline_size is None else share.of(self.parent)
+
+    def _arguments(self) -> str:
+        return f"(prefetch_buffer_size={self.prefetch_buffer_size})"
+
+    def place_of_parents(self, place: str) -> str:
+        """See `SequentialNode.place_of_parents`."""
+        return "on a thread of its own" if self.prefetch_buffer_size else place
+
+
+def checked_prefetch_buffer_size(size: int) -> int:
+    """Returns `size` as an `int`.
+
+    Raises:
+        TypeError: `size` is not an integer.
+        ValueError: `size` is negative.
+    """
+    size = checked_integer(size, "prefetch_buffer_size")
+    if size < 0:
+        raise ValueError(f"`prefetch_buffer_size` must be greater than or equal to 0, got {size}.")
+    return size
+
+
+@runs(ThreadPrefetch)
 class ThreadPrefetchStage(Stage):
     """Prefetches up to `prefetch_buffer_size` elements of its parent; 0 means no thread.
 
     Failures and the end arrive in order. Either ends the thread, and the next `pull` after
     a failure starts another one at the same element.
     """
-
-    saves = ""
 
     def __init__(self, node: ThreadPrefetch, parent: Stage) -> None:
         super().__init__(parent)

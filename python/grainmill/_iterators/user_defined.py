@@ -2,21 +2,80 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from grainmill._evaluate import tuning
 from grainmill._interrupts import raise_interrupt, suppressed
 from grainmill._iterators.cursor import END, constant_state_at, copy_state
+from grainmill._iterators.node import Origin, SequentialNode
 from grainmill._iterators.stage import Block, Stage, State
+from grainmill._lazy_dataclass import lazy_dataclass
+from grainmill._plan.node import Share, defines
 from grainmill._plan.notes import add_note, located
 from grainmill._threads import not_waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from grainmill._evaluate.context import Context
     from grainmill._plan.node import Node
+
+
+@lazy_dataclass
+class UserDefined(SequentialNode):
+    """A user's own `IterDataset` subclass, with or without parents.
+
+    `with_parents` returns a copy of it over other plans.
+    """
+
+    dataset: Any
+    with_parents: Callable[[Any, Sequence[Node]], Any]
+    runs_users_code: ClassVar[bool] = True
+    saves: ClassVar[str] = "what `get_state` returns"
+    keeps_length: ClassVar[bool] = False
+
+    def share(self, share: Share) -> Node:
+        """See `Node.share`; a dataset with the method `set_slice` slices a copy of itself."""
+        if hasattr(self.dataset, "set_slice"):
+            node: Node = share.of_users_dataset(self.dataset)._plan_node()  # noqa: SLF001 - opaque
+            return node
+        return super().share(share)
+
+    def over(self, parents: tuple[Any, ...]) -> Self:
+        """See `Node.over`."""
+        dataset = self.with_parents(self.dataset, parents)
+        return dataclasses.replace(self, parents=parents, dataset=dataset)
+
+    def _source_type(self) -> type:
+        return type(self.dataset)
+
+    def __str__(self) -> str:
+        return type(self.dataset).__name__
+
+    def open(self, context: Context) -> Stage:
+        """See `SequentialNode.open`."""
+        return UserDefinedStage(iter(self.dataset), self)
+
+    @property
+    def users_dataset(self) -> Any:
+        """See `Node.users_dataset`."""
+        return self.dataset
+
+    @property
+    def is_native(self) -> bool:  # type: ignore[override]
+        """See `SequentialNode`."""
+        return defines(type(self.dataset), "_is_native", "__iter__")
+
+    def starts(self, state: State) -> list[Origin]:
+        """See `SequentialNode.starts`."""
+        return []
+
+    def origins(self, before: State, after: State) -> list[Origin]:
+        """See `SequentialNode.origins`."""
+        return []
 
 
 class UserDefinedStage(Stage):
@@ -25,8 +84,6 @@ class UserDefinedStage(Stage):
     Such a state can be read now but not later, and reading it may be costly. So it is read only if
     the block that it belongs to is still referenced when the iterator is about to move.
     """
-
-    saves = "what `get_state` returns"
 
     def __init__(self, iterator: Iterator[Any], node: Node | None = None) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -70,3 +70,25 @@ def checked_names(value: Any, name: str) -> tuple[Any, ...]:
             f"`{name}` must be a sequence of names, got {value!r} of type {type(value).__name__}"
         )
     return tuple(value)
+
+
+def leaves(struct: Any, name: str) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yields (keys from the outermost, value) of each leaf of nested mappings, in order."""
+    if not isinstance(struct, Mapping):
+        raise ValueError(f"`{name}` must be a mapping from feature names to values, got {struct!r}")
+    for key, value in struct.items():
+        if isinstance(value, Mapping):
+            for path, leaf in leaves(value, name):
+                yield (key, *path), leaf
+        else:
+            yield (key,), value
+
+
+def check_at_least(value: Any, minimum: int, name: str) -> None:
+    """Raises `TypeError` or `ValueError` unless `value` is an integer of at least `minimum`."""
+    try:
+        number = checked_integer(value, name)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")

@@ -59,6 +59,14 @@ class Node:
         keeps_spec: Whether its elements have the structure, shapes and dtypes of its first
             parent's.
         drops_elements: Whether it may drop elements.
+        runs_users_code: Whether it calls functions or objects of the user.
+        is_elementwise: Whether elements go through it one by one, on the thread that asks for each.
+        reads: Whether it reads a plan with random access in order.
+        prefetches: Whether threads or processes of its own may compute its elements ahead.
+        has_shares: Whether each of several workers runs its share of the plan upstream.
+        stacks: Whether it stacks elements into batches.
+        passes_on: Whether it hands on elements and states of its parent as they are.
+        is_setting: Whether it only sets something for other stages, and does nothing when run.
         added_at: The file and line of the user's code that added it, for messages only; empty
             if the package added it, `None` if unknown.
     """
@@ -70,6 +78,14 @@ class Node:
     passes_seeds: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = False
     drops_elements: ClassVar[bool] = False
+    runs_users_code: ClassVar[bool] = False
+    is_elementwise: ClassVar[bool] = False
+    reads: ClassVar[bool] = False
+    prefetches: ClassVar[bool] = False
+    has_shares: ClassVar[bool] = False
+    stacks: ClassVar[bool] = False
+    passes_on: ClassVar[bool] = False
+    is_setting: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return f"{self.dataset_name}{self._arguments()}"
@@ -86,6 +102,24 @@ class Node:
     def own_seed(self) -> int | None:
         """The seed it sets for random stages downstream, if any."""
         return None
+
+    @property
+    def users_dataset(self) -> Any:
+        """The user's own dataset that it runs; `None` if it is a stage of the package."""
+        return None
+
+    @property
+    def opens(self) -> Any:
+        """The sequence of datasets that it opens while it runs; `None` if it opens none."""
+        return None
+
+    def described(self, max_listed: int) -> dict[str, Any]:
+        """What a checkpoint's description of the plan says of it besides its fields.
+
+        Args:
+            max_listed: Of fields with more values than this, the description has a digest.
+        """
+        return {}
 
     @property
     def parent(self) -> Node:

@@ -136,6 +136,8 @@ class UserDefined(MapNode):
     dataset: Any
     with_parents: Callable[[Any, Sequence[Node]], Any]
 
+    runs_users_code: ClassVar[bool] = True
+
     @classmethod
     def of(
         cls,
@@ -162,6 +164,11 @@ class UserDefined(MapNode):
         node: MapNode = share.of_users_dataset(self.dataset)._plan_node()  # noqa: SLF001 - opaque
         return node
 
+    @property
+    def users_dataset(self) -> Any:
+        """See `Node.users_dataset`."""
+        return self.dataset
+
     def _source_type(self) -> type:
         return type(self.dataset)
 
@@ -181,6 +188,7 @@ class Map(MapNode):
     transform: Any
     function: Callable[[Any], Any]
     dataset_name: ClassVar[str] = "MapMapDataset"
+    runs_users_code: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, transform: Any) -> Self:
@@ -421,6 +429,7 @@ class Batch(MapNode):
     drop_remainder: bool
     batch_fn: Callable[[list[Any]], Any] | None
     dataset_name: ClassVar[str] = "BatchMapDataset"
+    stacks: ClassVar[bool] = True
 
     @classmethod
     def of(
@@ -454,6 +463,11 @@ class Batch(MapNode):
             drop_remainder=self.drop_remainder,
             batch_fn=self.batch_fn,
         )
+
+    @property
+    def runs_users_code(self) -> bool:  # type: ignore[override]
+        """See `Node`."""
+        return self.batch_fn is not None
 
     def spec(self, spec_of: Callable[[Node], Any]) -> Any:
         """See `Node.spec`."""
@@ -541,6 +555,7 @@ class FlatMap(MapNode):
 
     transform: transforms.FlatMapLike[Any, Any]
     dataset_name: ClassVar[str] = "FlatMapMapDataset"
+    runs_users_code: ClassVar[bool] = True
     drops_elements: ClassVar[bool] = True
 
     @classmethod
@@ -717,6 +732,7 @@ class Seed(MapNode):
     own_seed: int | None = dataclasses.field(default=None, kw_only=True)
     dataset_name: ClassVar[str] = "WithOptionsMapDataset"
     keeps_spec: ClassVar[bool] = True
+    passes_on: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, seed: int | None) -> Self:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from grainmill._dataset.iter_dataset import IterDataset, PlannedIterDataset, node_of
 from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
-from grainmill._plan import random_access, sequential
+from grainmill._iterators.mix import Mix
+from grainmill._plan import random_access
 from grainmill._url import identified, shown
 
 if TYPE_CHECKING:
@@ -139,9 +140,7 @@ def mix_from_text(
                 "their URL; mix their datasets by `IterDataset.mix`"
             )
         named = {name: node_of(datasets[path]) for name, path in of_name.items()}
-        mix = sequential.Mix.of(
-            named, {name: float(weights[path]) for name, path in of_name.items()}
-        )
+        mix = Mix.of(named, {name: float(weights[path]) for name, path in of_name.items()})
         names = [of_name[name] for name in mix.names or ()]
         if exact:
             proportions = _proportions(text, [weights[path] for path in names])

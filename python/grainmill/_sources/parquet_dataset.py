@@ -14,11 +14,11 @@ import numpy as np
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._dataset.map_dataset import MapDataset
-from grainmill._dataset.stages import InterleaveIterDataset
 from grainmill._native import ParquetFiles
 from grainmill._sources.parquet import check_int96_unit
 from grainmill._sources.paths import expand, shown
 from grainmill._sources.suffixes import suffixes_of
+from grainmill._stages import InterleaveIterDataset
 from grainmill._url import absolute
 
 if TYPE_CHECKING:

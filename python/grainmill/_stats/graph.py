@@ -5,7 +5,7 @@ from __future__ import annotations
 import pprint
 from typing import TYPE_CHECKING, Any
 
-from grainmill._plan import random_access, sequential
+from grainmill._plan import random_access
 from grainmill._stats.element_specs import spec_of
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from grainmill._stats.report import StageReport
 
-_NO_SPEC = (sequential.MultiprocessPrefetch, sequential.MultithreadPrefetch)
 _SEVERAL_PARENTS = "WARNING: Detected multi-parent datasets. Only displaying the first parent.\n\n"
 
 
@@ -24,24 +23,15 @@ def known_specs(stages: Sequence[StageReport]) -> dict[int, Any]:
         if isinstance(stage.node, random_access.Range):
             specs.setdefault(stage.number, spec_of(0))
     for stage in reversed(stages):  # from the sources to the output
-        if stage.number not in specs and _keeps_spec(stage) and stage.inputs:
+        if stage.number not in specs and stage.node.keeps_spec and stage.inputs:
             spec = specs.get(stage.inputs[0])
             if spec is not None:
                 specs[stage.number] = spec
     for stage in stages:  # and back
-        if stage.number in specs and _keeps_spec(stage):
+        if stage.number in specs and stage.node.keeps_spec:
             for number in stage.inputs:
                 specs.setdefault(number, specs[stage.number])
-    return {
-        number: spec
-        for number, spec in specs.items()
-        if not isinstance(stages[number].node, _NO_SPEC)
-    }
-
-
-def _keeps_spec(stage: StageReport) -> bool:
-    joins = (random_access.Mix, random_access.Concatenate, random_access.Select, sequential.Mix)
-    return stage.node.keeps_spec or isinstance(stage.node, joins)
+    return {number: spec for number, spec in specs.items() if not stages[number].node.has_shares}
 
 
 def graph_text(stages: Sequence[StageReport], specs: Mapping[int, Any]) -> str:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from grainmill._plan import sequential
-
 if TYPE_CHECKING:
     from grainmill._plan.node import Node
-
-_HIDDEN = (sequential.Seed, sequential.WithOptions)
 
 
 class NumberedStage(NamedTuple):
@@ -28,7 +24,7 @@ class NumberedStage(NamedTuple):
 
 def is_hidden(node: Node) -> bool:
     """Whether reports leave out `node`: it only sets options, or cuts the share of a worker."""
-    return isinstance(node, _HIDDEN) or (bool(node.parents) and node.added_at == "")
+    return node.is_setting or (bool(node.parents) and node.added_at == "")
 
 
 def numbered(output: Node) -> list[NumberedStage]:

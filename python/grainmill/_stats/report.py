@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grainmill._plan import random_access, sequential
+from grainmill._plan import random_access
 from grainmill._plan.node import MapNode
 from grainmill._stats.element_specs import SpecText
 from grainmill._stats.meters import StageMeter
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from grainmill._stats.meters import Fill, ReadMeter, Recorder, WorkerReport
     from grainmill._stats.thread_clock import ThreadTimes
 
-_PREFETCHES = (
-    sequential.Read,
-    sequential.ThreadPrefetch,
-    sequential.MultiprocessPrefetch,
-    sequential.MultithreadPrefetch,
-)
 # Threads of a process share one interpreter lock: together they hold it nearly always if they need
 # this share of the time for computing, or more. Then waits say nothing, and CPU time decides.
 LOCK_BOUND = 0.75
@@ -38,17 +32,6 @@ _WAITS = 4.0
 _STARTED = 0.02
 # Threads that have nothing to do for this share of the time are faster than their consumer.
 _IDLE = 0.25
-
-
-_USERS = (
-    sequential.Map,
-    sequential.FlatMap,
-    sequential.UserDefined,
-    random_access.Map,
-    random_access.FlatMap,
-    random_access.UserDefined,
-)
-
 
 # Functions of these are not called in a loop that is timed: their time is the rest of the blocks'.
 _UNTIMED = (random_access.FlatMap, random_access.UserDefined)
@@ -169,7 +152,7 @@ def collected(  # noqa: PLR0917 - in the order of their use
     work_s = sum(read.work_s for read in reads)
     storage_s = sum(read.storage_s for read in reads)
     for stage in stages:
-        stage.is_prefetch = isinstance(stage.node, _PREFETCHES)
+        stage.is_prefetch = stage.node.prefetches
         stage.wait_s = sum(_wait_s(recorder, stage.node) for recorder in recorders)
         stage.start_s = sum(recorder.start(stage.node)[0] for recorder in recorders)
         stage.workers = _reports(recorders, stage.node)
@@ -183,11 +166,11 @@ def collected(  # noqa: PLR0917 - in the order of their use
         _add_read(stages, read)
     own = {id(read.node) for read in reads}
     for stage in stages:
-        if isinstance(stage.node, sequential.Read) and id(stage.node) not in own:
+        if stage.node.reads and id(stage.node) not in own:
             _count(stages, stage, stage.meter.elements)
     _subtract_lazy(stages)
     for stage in reversed(stages):
-        if isinstance(stage.node, sequential.UserDefined | sequential.Interleave):
+        if _runs_plans(stage.node):
             _set_self_time(stages, stage, self_times.get(id(stage.node)))
     _limit_steps(stages, work_s, storage_s)
     running_s, consumer = _without_start(stages, recorders, elapsed_s, consumer)
@@ -378,7 +361,7 @@ def _real_waits(stages: Sequence[StageReport], threads: _Threads) -> dict[int, f
         meters = [
             stages[number].meter
             for number in numbers
-            if not isinstance(stages[number].node, sequential.Read)  # that of the others
+            if not stages[number].node.reads  # that of the others
         ]
         waits_s = sum(max(0.0, meter.total_s - meter.cpu_s) for meter in meters)
         limit_s = threads.consumer_blocked_s
@@ -401,7 +384,7 @@ def _set_costs(stages: Sequence[StageReport], threads: _Threads) -> None:
             ready_s = sum(report.ready_s for report in owner.workers.values())
             is_bound = ready_s >= LOCK_BOUND * busy_s
         meter = stage.meter
-        if isinstance(stage.node, sequential.Read):
+        if stage.node.reads:
             continue  # its cost is known
         stage.cost_s = meter.cpu_s
         if runs_users_code(stage):
@@ -418,11 +401,7 @@ def _set_costs(stages: Sequence[StageReport], threads: _Threads) -> None:
 def runs_users_code(stage: StageReport) -> bool:
     """Whether a stage calls functions or objects of the user."""
     node = stage.node
-    if isinstance(node, sequential.Batch | random_access.Batch):
-        return node.batch_fn is not None
-    if isinstance(node, random_access.Source):
-        return _has_loop(stage)
-    return isinstance(node, _USERS)
+    return _has_loop(stage) if isinstance(node, random_access.Source) else node.runs_users_code
 
 
 def _meter(recorders: Sequence[Recorder], node: Node) -> StageMeter:
@@ -547,9 +526,7 @@ def _add_read(  # noqa: PLR0912 - one case for each place where time is not meas
     source = sources[0]
     untimed = [found for found in behind if isinstance(found.node, _UNTIMED)]
     stacking = [
-        found
-        for found in stages
-        if isinstance(found.node, sequential.Batch) and found.inputs == [stage.number]
+        found for found in stages if found.node.stacks and found.inputs == [stage.number]
     ] + [found for found in behind if isinstance(found.node, random_access.Batch)]
     if untimed:
         source = untimed[0]
@@ -605,7 +582,7 @@ def _known_elements(stages: Sequence[StageReport], stage: StageReport) -> float:
 def _subtract_lazy(stages: Sequence[StageReport]) -> None:
     """Subtracts the functions that run while a later stage takes their elements from its time."""
     for stage in stages:
-        if _is_elementwise(stage) or stage.is_prefetch or stage.meter.passes_lazy:
+        if stage.node.is_elementwise or stage.is_prefetch or stage.meter.passes_lazy:
             continue
         lazy = sum((_lazy_times(stages, stages[number]) for number in stage.inputs), 0j)
         _subtract(stage.meter, lazy)
@@ -622,9 +599,9 @@ def _lazy_times(stages: Sequence[StageReport], stage: StageReport) -> complex:
     Returns:
         Those of `_thread_times`.
     """
-    if not _is_elementwise(stage) and not stage.meter.passes_lazy:
+    if not stage.node.is_elementwise and not stage.meter.passes_lazy:
         return 0j
-    own = complex(stage.meter.total_s, stage.meter.cpu_s) if _is_elementwise(stage) else 0j
+    own = complex(stage.meter.total_s, stage.meter.cpu_s) if stage.node.is_elementwise else 0j
     return own + sum((_lazy_times(stages, stages[number]) for number in stage.inputs), 0j)
 
 
@@ -643,10 +620,10 @@ def _set_self_time(
         stage.meter.element_bytes = reported.element_bytes or stage.meter.element_bytes
 
 
-def _is_elementwise(stage: StageReport) -> bool:
-    return isinstance(stage.node, sequential.Map) and not isinstance(
-        stage.node, sequential.TakeWhile
-    )
+def _runs_plans(node: Node) -> bool:
+    """Whether a sequential stage runs other plans, or a user's iterator."""
+    own = node.users_dataset is not None or node.opens is not None
+    return own and not isinstance(node, MapNode)
 
 
 def _limit_steps(stages: Sequence[StageReport], work_s: float, storage_s: float) -> None:
@@ -667,7 +644,7 @@ def _thread_times(stages: Sequence[StageReport], number: int) -> complex:
     """
     stage = stages[number]
     meter = stage.meter
-    if isinstance(stage.node, sequential.Read):
+    if stage.node.reads:
         return complex(meter.total_s, meter.cpu_s)
     if stage.is_prefetch or stage.wait_s:
         return complex(stage.wait_s, meter.cpu_s if stage.is_prefetch else 0.0)
@@ -677,7 +654,7 @@ def _thread_times(stages: Sequence[StageReport], number: int) -> complex:
 
 def _computes_itself(stage: StageReport) -> bool:
     """Whether the thread that takes the elements of a reading stage computes them, too."""
-    return isinstance(stage.node, sequential.Read) and stage.meter.total_s > stage.wait_s
+    return stage.node.reads and stage.meter.total_s > stage.wait_s
 
 
 def _share_waits(stages: Sequence[StageReport], threads: _Threads) -> _Shared:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from grainmill import experimental as _experimental
 
 if TYPE_CHECKING:  # at run time a star import would import JAX
-    from grainmill._dataset.stages import *  # noqa: F403 - mypy does not follow two star imports in a row
+    from grainmill._stages import *  # noqa: F403 - mypy does not follow two star imports in a row
     from grainmill.experimental import *  # noqa: F403
 else:
     __all__ = _experimental.__all__

@@ -5,30 +5,76 @@ from __future__ import annotations
 import functools
 import sys
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from grainmill._dataset.element_types import T_co
+from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._evaluate.fuse import SKIPPED
 from grainmill._iterators.cursor import Cursor, ResumePoint, constant_state
+from grainmill._iterators.node import Origin, SequentialNode, origins, runs
 from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Finish, Stage, State, StateAfter, runs
-from grainmill._plan import sequential
+from grainmill._iterators.stage import Block, Finish, Stage, State, StateAfter
+from grainmill._lazy_dataclass import lazy_dataclass
 
 if TYPE_CHECKING:
-    from grainmill._plan.sequential import Cache
+    from grainmill._dataset.element_types import AnyDataset
 
 _PULL_SIZE = 64
 _ALL = 1 << 62
 
 
-@runs(sequential.Cache)
+@lazy_dataclass
+class Cache(SequentialNode):
+    """Caches the elements of the first epoch."""
+
+    dataset_name: ClassVar[str] = "CacheIterDataset"
+    keeps_spec: ClassVar[bool] = True
+    saves: ClassVar[str] = "the position in the cache"
+    parent_key: ClassVar[str | None] = "parent"
+    keeps_length: ClassVar[bool] = True
+
+    def _arguments(self) -> str:
+        return f"(parent={self.parent})"
+
+    def starts(self, state: State) -> list[Origin]:
+        """See `SequentialNode.starts`."""
+        return []
+
+    def origins(self, before: State, after: State) -> list[Origin]:
+        """See `SequentialNode.origins`."""
+        if after["cache_filled"]:
+            return []
+        return origins(self.parent, before["parent"], after["parent"])
+
+
+class CacheIterDataset(PlannedIterDataset[T_co]):
+    """Caches the elements of the first epoch; useful upstream of `RepeatIterDataset`.
+
+    All elements are kept in memory, and later epochs deliver the same objects. Restoring a state in
+    another iterator reads the parent again, up to the saved position.
+
+    Args:
+        parent: The dataset to read from.
+
+    Example:
+        >>> calls = []
+        >>> ds = grain.MapDataset.range(3).to_iter_dataset().map(lambda x: calls.append(x) or -x)
+        >>> ds = grain.experimental.CacheIterDataset(ds)
+        >>> list(grain.experimental.RepeatIterDataset(ds, num_epochs=2)), calls
+        ([0, -1, -2, 0, -1, -2], [0, 1, 2])
+    """
+
+    def __init__(self, parent: AnyDataset[T_co]) -> None:
+        super().__init__(Cache((node_of(parent),)), (parent,))
+
+
+@runs(Cache)
 class CacheStage(Stage):
     """Reads its parent once.
 
     Restoring a state whose elements are not in memory reads the parent again from its start, up to
     the state's position.
     """
-
-    saves = "the position in the cache"
 
     def __init__(self, node: Cache, parent: Stage) -> None:
         super().__init__(parent)

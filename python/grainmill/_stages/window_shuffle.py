@@ -3,30 +3,108 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
+from grainmill._dataset.element_types import T_co
+from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
+from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
 from grainmill._iterators.cursor import Cursor, ResumePoint
+from grainmill._iterators.node import Regrouping, runs
 from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State, runs
+from grainmill._iterators.stage import Block, Stage, State
+from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._native import window_order
-from grainmill._plan import sequential
+from grainmill._plan import random_access
+from grainmill._plan.arguments import checked_integer
+from grainmill._plan.seeds import checked_shuffle_seed
 
 if TYPE_CHECKING:
-    from grainmill._plan.sequential import WindowShuffle
-
+    from grainmill._dataset.element_types import AnyDataset
+    from grainmill._plan.node import Node
 
 _WindowPosition: TypeAlias = "tuple[ResumePoint, int, int]"
 """The resume point at a window's start, its number, and how many of its elements were delivered."""
 
 
-@runs(sequential.WindowShuffle)
+@lazy_dataclass
+class WindowShuffle(Regrouping):
+    """Shuffles each window of `window_size` consecutive elements."""
+
+    window_size: int
+    seed: int
+    dataset_name: ClassVar[str] = "WindowShuffleIterDataset"
+    keeps_spec: ClassVar[bool] = True
+    saves: ClassVar[str] = "the window and the position in it"
+    parent_key: ClassVar[str | None] = "parent_window_start_state"
+    keeps_length: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, parent: Node, window_size: int, seed: int) -> Self:
+        """A node that permutes each window of `parent`."""
+        window_size = checked_integer(window_size, "window_size", minimum=1)
+        return cls((parent,), window_size, checked_shuffle_seed(seed))
+
+
+class WindowShuffleMapDataset(PlannedMapDataset[T_co]):
+    """Shuffles elements within windows of `window_size` consecutive ones.
+
+    So records that are adjacent in a file are still read close together. Every window of every
+    epoch has a different order, by the algorithm of `MapDataset.shuffle`. Every epoch is a
+    permutation: if the window size does not divide its length, its last window is shorter.
+
+    Args:
+        parent: The dataset to read from.
+        window_size: Elements in a window, at least 1.
+        seed: From 0 to 2**32 - 1.
+
+    Raises:
+        ValueError: `window_size` or `seed` is out of range.
+        TypeError: `window_size` or `seed` is not an integer.
+
+    Example:
+        >>> ds = grain.MapDataset.range(10)
+        >>> list(grain.experimental.WindowShuffleMapDataset(ds, window_size=4, seed=0))
+        [0, 3, 1, 2, 5, 6, 7, 4, 8, 9]
+    """
+
+    def __init__(self, parent: MapDataset[T_co], *, window_size: int, seed: int) -> None:
+        node = random_access.WindowShuffle.of(node_of(parent), window_size, seed)
+        super().__init__(node, (parent,))
+
+
+class WindowShuffleIterDataset(PlannedIterDataset[T_co]):
+    """Shuffles each window of `window_size` consecutive elements.
+
+    A window is held in memory. Each has a different order, by the algorithm of
+    `MapDataset.shuffle`. A saved state refers to the start of the window, so restoring computes its
+    elements again.
+
+    Args:
+        parent: The dataset to read from.
+        window_size: Elements in a window, at least 1; the last one may be shorter.
+        seed: From 0 to 2**32 - 1.
+
+    Raises:
+        ValueError: `window_size` or `seed` is out of range.
+        TypeError: `window_size` or `seed` is not an integer.
+
+    Example:
+        >>> ds = grain.MapDataset.range(10).to_iter_dataset()
+        >>> list(grain.experimental.WindowShuffleIterDataset(ds, window_size=4, seed=0))
+        [2, 1, 3, 0, 4, 7, 6, 5, 9, 8]
+    """
+
+    def __init__(self, parent: AnyDataset[T_co], *, window_size: int, seed: int) -> None:
+        node = WindowShuffle.of(node_of(parent), window_size, seed)
+        super().__init__(node, (parent,))
+
+
+@runs(WindowShuffle)
 class WindowShuffleStage(Stage):
     """Fills a window from its parent, then delivers it in a random order.
 
     A state holds the parent's state at the start of the window; restoring fills the window again.
     """
-
-    saves = "the window and the position in it"
 
     def __init__(self, node: WindowShuffle, parent: Stage) -> None:
         super().__init__(parent)

@@ -4,23 +4,81 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Self
 
+from grainmill._dataset.element_types import T_co
+from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._iterators.cursor import Cursor, constant_state_at
+from grainmill._iterators.node import Length, Passing, runs
 from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State, runs
-from grainmill._plan import sequential
+from grainmill._iterators.stage import Block, Stage, State
+from grainmill._lazy_dataclass import lazy_dataclass
+from grainmill._plan.arguments import checked_integer
+from grainmill._plan.random_access import PRACTICALLY_ENDLESS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from grainmill._dataset.element_types import AnyDataset
     from grainmill._iterators.stage import StateAfter
-    from grainmill._plan.sequential import Limit
+    from grainmill._plan.node import Node
 
 
-@runs(sequential.Limit)
+@lazy_dataclass
+class Limit(Passing):
+    """The first `count` elements."""
+
+    count: int
+    dataset_name: ClassVar[str] = "LimitIterDataset"
+    keeps_spec: ClassVar[bool] = True
+    saves: ClassVar[str] = "the number of elements passed"
+    parent_key: ClassVar[str | None] = "parent"
+    keeps_length: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, parent: Node, count: int) -> Self:
+        """A node that ends after `count` elements of `parent`."""
+        count = checked_integer(count, "count")
+        if count <= 0:
+            raise ValueError(f"`count` must be a positive integer, got {count}.")
+        return cls((parent,), count)
+
+    def _arguments(self) -> str:
+        return f"(count={self.count})"
+
+    def num_elements(self, parents: Sequence[Length]) -> Length:
+        """See `SequentialNode.num_elements`."""
+        (parent,) = parents
+        if parent.count is None:
+            return Length(self.count, exact=False)
+        exact = parent.exact or parent.count >= PRACTICALLY_ENDLESS
+        return Length(min(parent.count, self.count), exact=exact)
+
+
+class LimitIterDataset(PlannedIterDataset[T_co]):
+    """Takes the first `count` elements.
+
+    Args:
+        parent: The dataset to read from.
+        count: Maximum number of elements, at least 1.
+
+    Raises:
+        ValueError: `count` is not positive.
+        TypeError: `count` is not an integer.
+
+    Example:
+        >>> ds = grain.MapDataset.range(10).repeat().to_iter_dataset()
+        >>> list(grain.experimental.LimitIterDataset(ds, 3))
+        [0, 1, 2]
+    """
+
+    def __init__(self, parent: AnyDataset[T_co], count: int) -> None:
+        super().__init__(Limit.of(node_of(parent), count), (parent,))
+
+
+@runs(Limit)
 class LimitStage(Stage):
     """Returns the first `count` elements of its parent, and never pulls more."""
-
-    saves = "the number of elements passed"
 
     def __init__(self, node: Limit, parent: Stage) -> None:
         super().__init__(parent)

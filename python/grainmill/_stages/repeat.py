@@ -4,26 +4,81 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Self
 
+from grainmill._dataset.element_types import T_co
+from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._iterators.cursor import Cursor, ResumePoint, constant_state_at
+from grainmill._iterators.node import Length, Passing, runs
 from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State, runs
-from grainmill._plan import sequential
+from grainmill._iterators.stage import Block, Stage, State
+from grainmill._lazy_dataclass import lazy_dataclass
+from grainmill._plan.random_access import ENDLESS, checked_epochs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from grainmill._dataset.element_types import AnyDataset
     from grainmill._iterators.stage import StateAfter
-    from grainmill._plan.sequential import Repeat
+    from grainmill._plan.node import Node
 
 
-@runs(sequential.Repeat)
+@lazy_dataclass
+class Repeat(Passing):
+    """The same epoch several times."""
+
+    num_epochs: int | None
+    dataset_name: ClassVar[str] = "RepeatIterDataset"
+    keeps_spec: ClassVar[bool] = True
+    saves: ClassVar[str] = "the epoch"
+    parent_key: ClassVar[str | None] = "parent"
+    keeps_length: ClassVar[bool] = False
+    starts_again: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, parent: Node, num_epochs: int | None) -> Self:
+        """A node that reads `parent` `num_epochs` times, endlessly if `None`."""
+        return cls((parent,), checked_epochs(num_epochs))
+
+    def _arguments(self) -> str:
+        return f"(num_epochs={self.num_epochs})"
+
+    def num_elements(self, parents: Sequence[Length]) -> Length:
+        """See `SequentialNode.num_elements`."""
+        num_epochs = self.num_epochs
+        return Length(ENDLESS) if num_epochs is None else parents[0].by(lambda n: n * num_epochs)
+
+
+class RepeatIterDataset(PlannedIterDataset[T_co]):
+    """Repeats the same epoch; each one starts from the parent's initial state.
+
+    So all epochs have the same order and random numbers, unlike those of `MapDataset.repeat`. If an
+    epoch is empty, the repetition ends.
+
+    Args:
+        parent: The dataset to read from.
+        num_epochs: Number of epochs; infinite if `None`.
+
+    Raises:
+        ValueError: `num_epochs` is not positive.
+        TypeError: `num_epochs` is not an integer.
+
+    Example:
+        >>> ds = grain.MapDataset.range(3).to_iter_dataset()
+        >>> list(grain.experimental.RepeatIterDataset(ds, num_epochs=2))
+        [0, 1, 2, 0, 1, 2]
+    """
+
+    def __init__(self, parent: AnyDataset[T_co], num_epochs: int | None = None) -> None:
+        super().__init__(Repeat.of(node_of(parent), num_epochs), (parent,))
+
+
+@runs(Repeat)
 class RepeatStage(Stage):
     """Restores its parent to its initial state whenever it ends.
 
     An epoch without any element is the last one, since repeating it would never end.
     """
-
-    saves = "the epoch"
 
     def __init__(self, node: Repeat, parent: Stage) -> None:
         super().__init__(parent)

@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from grainmill._iterators.elementwise import Filter, Map
+from grainmill._iterators.interleave import Interleave
+from grainmill._iterators.read import Read
+from grainmill._iterators.settings import Seed, WithOptions
+from grainmill._iterators.shares import WorkersNode
+from grainmill._iterators.thread_prefetch import ThreadPrefetch
+from grainmill._iterators.user_defined import UserDefined
+from grainmill._iterators.worker_shards import (
+    MultiprocessPrefetch,
+    MultithreadPrefetch,
+)
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.node import MapNode, Node, Share
 from grainmill._plan.options import ReadOptions
-from grainmill._plan.sequential import (
-    Filter,
-    Interleave,
-    Map,
-    MultiprocessPrefetch,
-    MultithreadPrefetch,
-    Read,
-    Repeat,
-    Seed,
-    ThreadPrefetch,
-    UserDefined,
-    WithOptions,
-)
 from grainmill._plan.slicing import share_of
 
 if TYPE_CHECKING:
@@ -30,8 +28,6 @@ DEFAULT_COUNT = 64
 
 _MIN_INLINE_SIZE = 4
 """How many elements each of many shards may read together: single ones cost 30 us each, not 10."""
-
-Workers = MultithreadPrefetch | MultiprocessPrefetch
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -104,7 +100,7 @@ class Shards:
         chain = list(_chain(node))
         unit = chain[-1]
         self.by_rows = False
-        self._unit: Workers | Interleave | None = None
+        self._unit: WorkersNode | Interleave | None = None
         self._processes: MultiprocessingOptions | None = None
         self._worker_init_fn: Callable[[int, int], None] | None = None
         self._chain = chain
@@ -112,7 +108,7 @@ class Shards:
             self._unit = unit
             self.count = len(unit.datasets)
             self._whole = _over(node, unit, _Parts((), unit.datasets))
-        elif isinstance(unit, Workers):
+        elif isinstance(unit, WorkersNode):
             self._unit = unit
             self.count = unit.num_workers
             self._whole = _over(node, unit, unit.parent)
@@ -147,7 +143,7 @@ class Shards:
 
     def _datasets(self, interleave: Interleave, numbers: range) -> Node:
         # A dataset that is repeated without end never gives up its place to the next.
-        repeats = any(isinstance(each, Repeat) for each in self._chain)
+        repeats = any(getattr(each, "starts_again", False) for each in self._chain)
         node: Node = dataclasses.replace(
             interleave,
             datasets=_Plans(self._whole, numbers, self.count),
@@ -157,12 +153,13 @@ class Shards:
         sizes = [each.prefetch_buffer_size for each in self._chain if type(each) is ThreadPrefetch]
         return ThreadPrefetch.of(node, max(sizes)) if sizes else node
 
-    def _workers(self, workers: Workers, numbers: range) -> Node:
+    def _workers(self, workers: WorkersNode, numbers: range) -> Node:
         parent: Node = _Group((self._whole,), numbers, self.count)
         if len(numbers) == 1:  # the plan of a single worker is not split
             parent = self.plan(numbers[0])
         if isinstance(workers, MultithreadPrefetch):
             return dataclasses.replace(workers, parents=(parent,), num_threads=len(numbers))
+        assert isinstance(workers, MultiprocessPrefetch)
         options = dataclasses.replace(workers.options, num_workers=len(numbers))
         return dataclasses.replace(workers, parents=(parent,), options=options)
 
@@ -273,7 +270,7 @@ def drops_elements(node: Node) -> bool:
 def _chain(node: Node) -> Iterator[Node]:
     """The stages from `node` upstream as long as each has one parent, up to what gives shards."""
     yield node
-    while not isinstance(node, Interleave | Workers | MapNode) and len(node.parents) == 1:
+    while not isinstance(node, Interleave | WorkersNode | MapNode) and len(node.parents) == 1:
         node = node.parent
         yield node
 

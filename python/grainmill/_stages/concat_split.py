@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from grainmill import _native
+from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import Cursor
 from grainmill._iterators.feature_values import FeatureValues, rows_of
+from grainmill._iterators.node import Regrouping, runs
 from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved, integer
-from grainmill._iterators.stage import Block, Stage, State, runs
-from grainmill._plan import sequential
+from grainmill._iterators.stage import Block, Stage, State
+from grainmill._lazy_dataclass import lazy_dataclass
+from grainmill._plan.arguments import check_at_least, checked_integer, checked_names
+
+if TYPE_CHECKING:
+    from grainmill._dataset.element_types import AnyDataset
+    from grainmill._plan.node import Node
 
 _PULL_LEN = 32
 """How many elements to pull from the parent at a time."""
@@ -27,7 +36,162 @@ _NONE = (-1, -1)
 _Slices = list[tuple[int, int]] | None
 
 
-@runs(sequential.ConcatThenSplit)
+class BOSHandling(enum.Enum):
+    """What concat-then-split packing does with the first token of each segment.
+
+    Attributes:
+        DO_NOTHING: Keeps it.
+        REPLACE_FIRST_TOKEN_WITH_BOS: Replaces it by `bos_token_id`, in the features `bos_features`.
+    """
+
+    DO_NOTHING = 1
+    REPLACE_FIRST_TOKEN_WITH_BOS = 2
+
+
+@lazy_dataclass
+class ConcatThenSplit(Regrouping):
+    """Sequences concatenated and split into full rows."""
+
+    length_struct: Mapping[str, int]
+    meta_features: tuple[str, ...]
+    split_full_length_features: bool
+    bos_handling: BOSHandling
+    bos_features: tuple[str, ...]
+    bos_token_id: int | None
+    dataset_name: ClassVar[str] = "ConcatThenSplitIterDataset"
+    saves: ClassVar[str] = "the sequence that is split, and the rows since"
+    parent_key: ClassVar[str | None] = "parent_state"
+    is_native: ClassVar[bool] = True
+    keeps_length: ClassVar[bool] = False
+
+    @classmethod
+    def of(
+        cls,
+        parent: Node,
+        *,
+        length_struct: Mapping[str, int],
+        meta_features: Collection[str] = (),
+        split_full_length_features: bool = True,
+        bos_handling: BOSHandling = BOSHandling.DO_NOTHING,
+        bos_features: Collection[str] = (),
+        bos_token_id: int | None = None,
+    ) -> Self:
+        """A node that concatenates the sequences of `parent` and splits them into rows."""
+        if not isinstance(length_struct, Mapping):
+            raise TypeError(
+                "`length_struct` must be a mapping from feature names to lengths, got "
+                f"{length_struct!r}"
+            )
+        if not length_struct:
+            raise ValueError("`length_struct` must name at least one feature, got {}")
+        meta_features = checked_names(meta_features, "meta_features")
+        bos_features = checked_names(bos_features, "bos_features")
+        for name, features in (("meta_features", meta_features), ("bos_features", bos_features)):
+            if unknown := [feature for feature in features if feature not in length_struct]:
+                raise ValueError(
+                    f"`{name}` must be features of `length_struct` {list(length_struct)}, but "
+                    f"{unknown} are not"
+                )
+        for name, length in length_struct.items():
+            check_at_least(length, 1, f"`length_struct` of `{name}`")
+        if not isinstance(bos_handling, BOSHandling):
+            raise TypeError(f"`bos_handling` must be a `BOSHandling`, got {bos_handling!r}")
+        if bos_token_id is not None:
+            bos_token_id = checked_integer(bos_token_id, "bos_token_id")
+        if bos_handling is BOSHandling.DO_NOTHING:
+            if bos_token_id is not None or bos_features:
+                raise ValueError(
+                    f"bos_handling={bos_handling} indicates that BOS handling is not used. So "
+                    "bos_token_id and bos_features should not be set."
+                )
+        elif bos_token_id is None:
+            raise ValueError(f"bos_token_id must be set if bos_handling is {bos_handling}.")
+        if set(bos_features) & set(meta_features):
+            raise ValueError(
+                "bos_features and meta_features should not overlap. bos_features: "
+                f"{list(bos_features)}, meta_features: {list(meta_features)}"
+            )
+        return cls(
+            (parent,),
+            dict(length_struct),
+            meta_features,
+            split_full_length_features,
+            bos_handling,
+            bos_features,
+            bos_token_id,
+        )
+
+
+class ConcatThenSplitIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
+    """Concatenates sequences and splits them into full rows.
+
+    An element is a flat dict with exactly the keys of `length_struct`, of arrays of shape
+    `(n, ...)`. A row has each feature `f` with shape `(length_struct[f], ...)` and the dtype of the
+    elements, and, unless it is a meta feature, `f_segment_ids` (int32, from 1 in the order of the
+    row; 0 is padding) and `f_positions` (int32), both of shape `(length_struct[f],)`. The remainder
+    of a sequence that was split starts the next row, as a new segment whose positions start at 0.
+
+    If one feature is full first, the others are padded with zeros, and so is the last row. A saved
+    state contains which slice of a split sequence remains; restoring reads that sequence again.
+
+    Args:
+        parent: The dataset of sequences.
+        length_struct: The length of a row for each feature, meta features included, in elements of
+            the first axis, at least 1.
+        meta_features: Features that describe sequences. They are never split: if one does not fit
+            into the rest of a row, the row ends, and this is logged. They are repeated with each
+            segment of a split sequence, and get no ids or positions.
+        split_full_length_features: Whether a sequence with the length of a full row is also split
+            if it does not start one; if not, it becomes a row of its own, which follows the row
+            that is being filled.
+        bos_handling: How the first token of each segment is handled, also where the segment is the
+            remainder of a split sequence.
+        bos_features: The features for which it is handled; none if empty.
+        bos_token_id: The beginning-of-sequence token.
+
+    Raises:
+        ValueError: A length is not positive or not an integer; `bos_features` or `bos_token_id` are
+            given but `bos_handling` does nothing, or `bos_token_id` is missing although it does
+            something; or a feature is among both `bos_features` and `meta_features`. When read: an
+            element has other keys.
+        TypeError: `length_struct` is not a dict, or `bos_token_id` is not an integer.
+
+    Example:
+        >>> sequences = [[1, 1, 1], [2, 2], [3, 3], [4]]
+        >>> ds = grain.MapDataset.source([{"x": np.array(x)} for x in sequences])
+        >>> ds = grain.experimental.ConcatThenSplitIterDataset(
+        ...     ds.to_iter_dataset(), length_struct={"x": 4}
+        ... )
+        >>> for row in ds:
+        ...     print(row["x"], row["x_segment_ids"], row["x_positions"])
+        [1 1 1 2] [1 1 1 2] [0 1 2 0]
+        [2 3 3 4] [1 2 2 3] [0 0 1 0]
+    """
+
+    def __init__(
+        self,
+        parent: AnyDataset[Any],
+        *,
+        length_struct: Mapping[str, int],
+        meta_features: Collection[str] = (),
+        split_full_length_features: bool = True,
+        bos_handling: BOSHandling = BOSHandling.DO_NOTHING,
+        bos_features: Collection[str] = (),
+        bos_token_id: int | None = None,
+    ) -> None:
+        node = ConcatThenSplit.of(
+            node_of(parent),
+            length_struct=length_struct,
+            meta_features=meta_features,
+            split_full_length_features=split_full_length_features,
+            bos_handling=bos_handling,
+            bos_features=bos_features,
+            bos_token_id=bos_token_id,
+        )
+        super().__init__(node, (parent,))
+
+
+@runs(ConcatThenSplit)
 class ConcatThenSplitStage(Stage):
     """Fills rows with the sequences of `parent` as `node` says.
 
@@ -36,10 +200,9 @@ class ConcatThenSplitStage(Stage):
     there, and how many rows of the step were delivered.
     """
 
-    is_native = True
-    saves = "the sequence that is split, and the rows since"
+    packs = True
 
-    def __init__(self, node: sequential.ConcatThenSplit, parent: Stage) -> None:
+    def __init__(self, node: ConcatThenSplit, parent: Stage) -> None:
         super().__init__(parent)
         self._node = node
         self._cursor = Cursor(parent)
@@ -55,7 +218,7 @@ class ConcatThenSplitStage(Stage):
 
     def _row_packer(self) -> _native.RowPacker:
         node = self._node
-        replace = node.bos_handling is sequential.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS
+        replace = node.bos_handling is BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS
         return _native.RowPacker(
             names=self._names,
             capacities=list(node.length_struct.values()),

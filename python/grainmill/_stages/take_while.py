@@ -3,27 +3,85 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from grainmill._dataset.element_types import T_co
+from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import Cursor, ResumePoint
+from grainmill._iterators.node import Length, Passing, runs
 from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State, runs
-from grainmill._plan import sequential
+from grainmill._iterators.stage import Block, Stage, State
+from grainmill._lazy_dataclass import lazy_dataclass
+from grainmill._plan import transforms
+from grainmill._plan.node import Node, function_of, transform_name
 
 if TYPE_CHECKING:
-    from grainmill._plan.sequential import TakeWhile
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+
+    from grainmill._dataset.element_types import AnyDataset
 
 
-@runs(sequential.TakeWhile)
+@lazy_dataclass
+class TakeWhile(Passing):
+    """The elements before the first for which a predicate is false."""
+
+    transform: Any
+    function: Callable[..., Any]
+    dataset_name: ClassVar[str] = "TakeWhileIterDataset"
+    runs_users_code: ClassVar[bool] = True
+    keeps_spec: ClassVar[bool] = True
+    saves: ClassVar[str] = "whether it has ended"
+    parent_key: ClassVar[str | None] = "parent"
+    keeps_length: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, parent: Node, transform: Any) -> Self:
+        """A node that ends at the first element for which `transform` is false."""
+        return cls((parent,), transform, function_of(transform, transforms.Filter, "filter"))
+
+    def _arguments(self) -> str:
+        return f"(transform={transform_name(self.transform)})"
+
+    def num_elements(self, parents: Sequence[Length]) -> Length:
+        """See `SequentialNode.num_elements`."""
+        return parents[0].at_most()
+
+
+class TakeWhileIterDataset(PlannedIterDataset[T_co]):
+    """Takes the elements before the first for which `predicate` is false.
+
+    Args:
+        parent: The dataset to read from.
+        predicate: A function of an element, or a `transforms.Filter`. It is called once for each
+            element, when the element is requested.
+
+    Raises:
+        TypeError: `predicate` is neither.
+
+    Example:
+        >>> ds = grain.MapDataset.range(10).to_iter_dataset()
+        >>> list(grain.experimental.TakeWhileIterDataset(ds, lambda x: x < 3))
+        [0, 1, 2]
+    """
+
+    def __init__(
+        self,
+        parent: AnyDataset[T_co],
+        predicate: transforms.FilterLike[T_co] | Callable[[T_co], bool | np.bool_],
+    ) -> None:
+        super().__init__(TakeWhile.of(node_of(parent), predicate), (parent,))
+
+
+@runs(TakeWhile)
 class TakeWhileStage(Stage):
     """Calls the predicate once for each element, when that is requested.
 
     The rejected element is taken from the parent; the state then says that the stage has ended.
     """
-
-    saves = "whether it has ended"
 
     def __init__(self, node: TakeWhile, parent: Stage) -> None:
         super().__init__(parent)

@@ -3,31 +3,95 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from grainmill._dataset.element_types import T_co
+from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.node import Regrouping, runs
 from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State, runs
-from grainmill._plan import sequential
+from grainmill._iterators.stage import Block, Stage, State
+from grainmill._lazy_dataclass import lazy_dataclass
+from grainmill._plan.random_access import checked_batch_size
+from grainmill._plan.spec import in_rows
 from grainmill._tree import Structure, flatten, flatten_with_path
 
 if TYPE_CHECKING:
-    from grainmill._plan.sequential import Rebatch
+    from collections.abc import Callable
+
+    from grainmill._dataset.element_types import AnyDataset
+    from grainmill._plan.node import Node
 
 
-@runs(sequential.Rebatch)
+@lazy_dataclass
+class Rebatch(Regrouping):
+    """Batches split and joined into batches of another size."""
+
+    batch_size: int
+    drop_remainder: bool
+    dataset_name: ClassVar[str] = "RebatchIterDataset"
+    saves: ClassVar[str] = "the position in a batch"
+    parent_key: ClassVar[str | None] = "parent"
+    keeps_length: ClassVar[bool] = False
+    restarts_before: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, parent: Node, batch_size: int, *, drop_remainder: bool) -> Self:
+        """A node that regroups the rows of the batches of `parent`."""
+        return cls((parent,), checked_batch_size(batch_size), drop_remainder)
+
+    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
+        """See `Node.spec`; as in Grain, a last, shorter batch does not make the size unknown."""
+        return in_rows(self.batch_size, spec_of(self.parent), 1)
+
+    def _arguments(self) -> str:
+        return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
+
+
+class RebatchIterDataset(PlannedIterDataset[T_co]):
+    """Splits and joins batches into batches of `batch_size` rows.
+
+    Arrays of shape `(n, ...)` become ones of shape `(batch_size, ...)` and the same dtype. A batch
+    that lies within one batch of the parent is a view of it; others are copies.
+
+    Args:
+        parent: A dataset of batches of any sizes; all arrays of a batch have the same number of
+            rows.
+        batch_size: Rows per new batch, at least 1.
+        drop_remainder: Whether to drop a last, shorter batch.
+
+    Raises:
+        ValueError: `batch_size` is not positive. When read: the arrays of a batch differ in their
+            number of rows.
+        TypeError: `batch_size` is not an integer.
+
+    Example:
+        >>> ds = grain.MapDataset.range(8).batch(4).to_iter_dataset()
+        >>> [batch.tolist() for batch in grain.experimental.RebatchIterDataset(ds, 3)]
+        [[0, 1, 2], [3, 4, 5], [6, 7]]
+    """
+
+    def __init__(
+        self,
+        parent: AnyDataset[T_co],
+        batch_size: int,
+        drop_remainder: bool = False,  # noqa: FBT001, FBT002 - as programs call it
+    ) -> None:
+        node = Rebatch.of(node_of(parent), batch_size, drop_remainder=drop_remainder)
+        super().__init__(node, (parent,))
+
+
+@runs(Rebatch)
 class RebatchStage(Stage):
     """Regroups rows along the first axis of every leaf.
 
     A batch that lies within one batch of the parent is a view of it. A state holds the parent's
     state before its current batch, and how many rows of that were delivered.
     """
-
-    saves = "the position in a batch"
 
     def __init__(self, node: Rebatch, parent: Stage) -> None:
         super().__init__(parent)
