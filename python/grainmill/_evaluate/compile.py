@@ -17,8 +17,7 @@ from grainmill._evaluate.chain import Chain, StepColumn
 from grainmill._evaluate.converted_source import ConvertedRecords
 from grainmill._evaluate.fuse import Fused
 from grainmill._evaluate.fuse_blocks import BlockFused
-from grainmill._evaluate.grouped_steps import STEP_KINDS, step_of
-from grainmill._evaluate.index_tree import INDEX_STAGES, joined
+from grainmill._evaluate.grouped_steps import step_of
 from grainmill._evaluate.row_source import RowSource
 from grainmill._plan import random_access as plan
 from grainmill._plan.node import random_access
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
     from grainmill._evaluate.element_sources import ElementSource, Indices
     from grainmill._evaluate.evaluator import Evaluator
     from grainmill._evaluate.fuse import Step
-    from grainmill._evaluate.index_tree import Tree
     from grainmill._native import RecordFiles
-    from grainmill._plan.node import MapNode, Node
+    from grainmill._plan.node import MapNode, Node, Tree
     from grainmill._stats.meters import Recorder
 
 _INT64_LIMIT = 2**63
@@ -107,18 +105,12 @@ class _Unfused(NamedTuple):
         return Chain(inputs, fused, tuple(self.columns))
 
 
-# The stages that a path may have, and whether they are functions of an element.
-_STAGES = dict.fromkeys(STEP_KINDS, True) | dict.fromkeys(INDEX_STAGES, False)
-
-
 def _path_of(node: Any) -> _Path:
-    if type(node) not in _STAGES:
-        return _Path((), (), node)
     stages: list[Any] = []
     mapped: list[Any] = []
-    while (is_mapped := _STAGES.get(type(node))) is not None:
+    while node.rearranges or node.step_kind is not None:
         stages.append(node)
-        if is_mapped:
+        if not node.rearranges:
             mapped.append(node)
         (node,) = node.parents
     return _Path(stages, mapped, node)
@@ -136,7 +128,7 @@ class _Compiler:
 
     def compile(self, paths: Sequence[_Path]) -> tuple[list[Tree], _Unfused]:
         """The tree of each of `paths`, which have one `chain_key`, and the chain they share."""
-        if isinstance(paths[0].upstream, plan.Mix | plan.Concatenate):
+        if paths[0].upstream.joins:
             trees, unfused = self._compile_joins(paths)
             number = None
         else:
@@ -146,7 +138,7 @@ class _Compiler:
         for nodes in zip(*(reversed(path.mapped) for path in paths), strict=True):
             step, by_dataset = step_of(nodes)
             tap: int | None = None
-            if isinstance(nodes[0], plan.MapWithIndex | plan.RandomMap):
+            if nodes[0].step_kind in {"indexed", "random"}:
                 tap = self._number()
                 unfused.columns.append(StepColumn(tap, "both" if by_dataset else "index"))
             elif by_dataset:
@@ -187,7 +179,7 @@ class _Compiler:
             if num_uses[key] > 1:
                 trees[number] = ("shared", trees[number])
         joined_trees = [
-            joined(join, [trees[place[id(parent)]] for parent in join.parents]) for join in joins
+            join.tree(*[trees[place[id(parent)]] for parent in join.parents]) for join in joins
         ]
         if len(chains) == 1:  # functions downstream of the join are fused into the same loop
             return joined_trees, chains[0]
@@ -249,9 +241,8 @@ def _tree_over(tree: Tree, stages: Sequence[Any], taps: Sequence[int | None], da
     """The tree of `stages` over `tree`, with a tap for each function that needs its own indices."""
     remaining_taps = iter(taps)
     for node in reversed(stages):
-        arrange = INDEX_STAGES.get(type(node))
-        if arrange is not None:
-            tree = arrange(node, tree)
+        if node.rearranges:
+            tree = node.tree(tree)
             continue
         tap = next(remaining_taps)
         if tap is not None:
@@ -273,7 +264,7 @@ def _kind(node: MapNode) -> str:
         return _source_kind(node.source)
     if isinstance(node, plan.UserDefined):
         return _object_kind(node.dataset)
-    if isinstance(node, plan.Mix | plan.Concatenate):
+    if node.joins:
         return "several"
     return type(node).__name__
 
@@ -383,9 +374,8 @@ def runs_in_engine(node: MapNode) -> bool:
     if isinstance(node, plan.Source):
         return _source_kind(node.source) in _ENGINE_SOURCES
     if isinstance(node, plan.Batch):
-        return node.batch_fn is None
-    moves = type(node) in INDEX_STAGES or isinstance(node, plan.Mix | plan.Concatenate)
-    return moves or isinstance(node, plan.Range)
+        return not node.runs_users_code
+    return node.rearranges or node.joins or isinstance(node, plan.Range)
 
 
 _ENGINE_SOURCES = {"files", "reordered files", "rows"}
@@ -394,6 +384,4 @@ _ENGINE_SOURCES = {"files", "reordered files", "rows"}
 def _is_user_code(node: Node) -> bool:
     if isinstance(node, plan.Source):
         return _source_kind(node.source) not in _ENGINE_SOURCES
-    if isinstance(node, plan.Batch):
-        return node.batch_fn is not None
-    return isinstance(node, plan.Map | plan.FlatMap | plan.Select | plan.UserDefined)
+    return node.runs_users_code

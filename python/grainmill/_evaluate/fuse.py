@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from grainmill._evaluate.rng import IndexedGenerators
+    from grainmill._plan.node import StepKind
     from grainmill._stats.meters import LoopMeter
 
-StepKind: TypeAlias = Literal["read", "map", "filter", "indexed", "random"]
 
 _LINES: dict[StepKind, str] = {
     "read": "x = f{i}(x)",

@@ -21,23 +21,13 @@ from grainmill._plan.node import block_function
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from grainmill._evaluate.fuse import StepKind
-    from grainmill._plan.node import MapNode
-
-STEP_KINDS: dict[type[MapNode], StepKind] = {
-    plan.Map: "map",
-    plan.Filter: "filter",
-    plan.MapWithIndex: "indexed",
-    plan.RandomMap: "random",
-}
-
 
 def step_of(nodes: Sequence[plan.Map]) -> tuple[Step, bool]:
     """One step for `nodes`, all of one kind, and whether it takes the dataset number, too.
 
     It takes that number as its index; or the pair (dataset, index) if it takes an index anyway.
     """
-    kind = STEP_KINDS[type(nodes[0])]
+    kind: Any = nodes[0].step_kind
     if _are_one(nodes):
         block = block_function(nodes[0].transform) if kind == "map" else None
         return Step(kind, nodes[0].function, None, _generators(nodes[0]), block), False

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grainmill._evaluate.fuse import passed_by
-from grainmill._evaluate.index_tree import INDEX_STAGES, joined
 from grainmill._evaluate.origins import OriginTree
 from grainmill._interrupts import raise_interrupt, suppressed
 from grainmill._native import Resolver
@@ -80,12 +79,10 @@ def _path(node: MapNode, index: int) -> Iterator[tuple[MapNode, int]]:
     while True:
         yield node, index
         number = 0
-        if isinstance(node, plan.Mix | plan.Concatenate):
+        if node.joins or node.rearranges:
             leaves = [("leaf", _COLUMN, at) for at in range(len(node.parents))]
-            index, number = _upstream_index(joined(node, leaves), index)
-        elif type(node) in INDEX_STAGES:
-            index, _ = _upstream_index(INDEX_STAGES[type(node)](node, ("leaf", _COLUMN, 0)), index)
-        elif not isinstance(node, plan.Map):
+            index, number = _upstream_index(node.tree(*leaves), index)
+        elif node.step_kind is None:
             return
         node = random_access(node.parents[number])
 

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from grainmill._evaluate.index_tree import INDEX_STAGES, joined
 from grainmill._native import Resolver
 from grainmill._plan import random_access as plan
-from grainmill._plan.node import random_access
+from grainmill._plan.node import Tree, random_access
 
 if TYPE_CHECKING:
     from grainmill._evaluate.chain import Columns
     from grainmill._evaluate.element_sources import Indices
-    from grainmill._evaluate.index_tree import Tree
     from grainmill._plan.node import MapNode, Node
 
 _COLUMN = 0
@@ -92,17 +90,18 @@ def _tree(node: Any, sources: list[MapNode], trees: dict[int, Tree | None]) -> T
     `trees` has those of nodes that several stages read, by their `id`, once they are known.
     """
     stages = []
-    while type(node) in INDEX_STAGES or isinstance(node, plan.Map | plan.FlatMap):
+    tree: Tree
+    while node.rearranges or isinstance(node, plan.Map | plan.FlatMap):
         stages.append(node)
         (node,) = node.parents
-    if isinstance(node, plan.Mix | plan.Concatenate):
-        tree = joined(node, [_shared_tree(parent, sources, trees) for parent in node.parents])
+    if node.joins:
+        tree = node.tree(*[_shared_tree(parent, sources, trees) for parent in node.parents])
     else:
         tree = ("leaf", _COLUMN, len(sources))
         sources.append(node)
     for stage in reversed(stages):
         if isinstance(stage, plan.FlatMap):
             tree = ("divide", stage.transform.max_fan_out, tree)
-        elif not isinstance(stage, plan.Map):
-            tree = INDEX_STAGES[type(stage)](stage, tree)
+        elif stage.rearranges:
+            tree = stage.tree(tree)
     return tree

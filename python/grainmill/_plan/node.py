@@ -6,13 +6,19 @@ import contextlib
 import dataclasses
 import inspect
 import os
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, SupportsIndex, TypeAlias
 
 from grainmill._plan import transforms
 from grainmill._plan.pieces import each_once, in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+Tree: TypeAlias = tuple[Any, ...]
+"""How elements are rearranged, for the engine: a name, numbers, and the trees upstream."""
+
+StepKind: TypeAlias = Literal["read", "map", "filter", "indexed", "random"]
 
 
 class Share(Protocol):
@@ -203,9 +209,23 @@ class MapNode(Node):
 
     Attributes:
         length: Elements in one epoch.
+        step_kind: How its function of one element is called; `None` if it has none.
+        rearranges: Whether it only rearranges the elements of its one parent, as `tree` says.
+        joins: Whether each of its elements is one of a parent's, of several, as `tree` says.
     """
 
     length: int
+    step_kind: ClassVar[StepKind | None] = None
+    rearranges: ClassVar[bool] = False
+    joins: ClassVar[bool] = False
+
+    def tree(self, *upstream: Tree) -> Tree:
+        """How the engine sees it, if it rearranges or joins.
+
+        Args:
+            *upstream: The trees of its parents.
+        """
+        raise NotImplementedError(f"{self} makes new elements")
 
     def over(self, parents: tuple[Any, ...]) -> Self:
         """See `Node.over`; with the length of the parents."""

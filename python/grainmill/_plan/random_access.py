@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -16,6 +17,8 @@ from grainmill._plan.node import (
     MapNode,
     Node,
     Share,
+    StepKind,
+    Tree,
     check_not_class,
     function_of,
     random_access,
@@ -188,6 +191,7 @@ class Map(MapNode):
     transform: Any
     function: Callable[[Any], Any]
     dataset_name: ClassVar[str] = "MapMapDataset"
+    step_kind: ClassVar[StepKind | None] = "map"
     runs_users_code: ClassVar[bool] = True
 
     @classmethod
@@ -209,6 +213,7 @@ class MapWithIndex(Map):
     """A function of the requested position, not reduced to one epoch, and the element."""
 
     dataset_name: ClassVar[str] = "MapWithIndexMapDataset"
+    step_kind: ClassVar[StepKind | None] = "indexed"
 
     @classmethod
     def of(cls, parent: Node, transform: Any) -> Self:
@@ -222,6 +227,7 @@ class Filter(Map):
     """Replaces elements for which a predicate is false by `None`."""
 
     dataset_name: ClassVar[str] = "FilterMapDataset"
+    step_kind: ClassVar[StepKind | None] = "filter"
     drops_elements: ClassVar[bool] = True
 
     def spec(self, spec_of: Callable[[Node], Any]) -> Any:
@@ -241,6 +247,7 @@ class RandomMap(Map):
 
     seed: int
     dataset_name: ClassVar[str] = "RandomMapMapDataset"
+    step_kind: ClassVar[StepKind | None] = "random"
 
     @classmethod
     def of(cls, parent: Node, transform: Any, seed: int | None) -> Self:  # type: ignore[override]
@@ -269,6 +276,7 @@ class Shuffle(MapNode):
 
     seed: int
     dataset_name: ClassVar[str] = "ShuffleMapDataset"
+    rearranges: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True
 
     @classmethod
@@ -284,6 +292,10 @@ class Shuffle(MapNode):
             )
         return dataclasses.replace(node, seed=checked_shuffle_seed(seed))
 
+    def tree(self, *upstream: Tree) -> Tree:
+        """See `MapNode.tree`."""
+        return ("shuffle", self.length, self.seed, *upstream)
+
 
 @lazy_dataclass
 class WindowShuffle(MapNode):
@@ -292,6 +304,7 @@ class WindowShuffle(MapNode):
     window_size: int
     seed: int
     dataset_name: ClassVar[str] = "WindowShuffleMapDataset"
+    rearranges: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True
 
     @classmethod
@@ -299,6 +312,10 @@ class WindowShuffle(MapNode):
         """A node that permutes each window of `parent`."""
         window_size = checked_integer(window_size, "window_size", minimum=1)
         return cls((parent,), random_access(parent).length, window_size, checked_shuffle_seed(seed))
+
+    def tree(self, *upstream: Tree) -> Tree:
+        """See `MapNode.tree`."""
+        return ("window_shuffle", self.length, self.window_size, self.seed, *upstream)
 
 
 @lazy_dataclass
@@ -309,6 +326,7 @@ class Slice(MapNode):
     stop: int
     step: int
     dataset_name: ClassVar[str] = "SliceMapDataset"
+    rearranges: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True
 
     @classmethod
@@ -329,6 +347,11 @@ class Slice(MapNode):
     def _arguments(self) -> str:
         return f"[{self.start}:{self.stop}:{self.step}]"
 
+    def tree(self, *upstream: Tree) -> Tree:
+        """See `MapNode.tree`."""
+        parent_len = random_access(self.parent).length
+        return ("slice", self.start, self.step, self.length, parent_len, *upstream)
+
 
 @lazy_dataclass
 class Take(MapNode):
@@ -339,6 +362,7 @@ class Take(MapNode):
 
     indices: Any
     dataset_name: ClassVar[str] = "ReindexMapDataset"
+    rearranges: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True
 
     @classmethod
@@ -365,6 +389,11 @@ class Take(MapNode):
         if self.length > _SHOWN_INDICES:
             shown.insert(2, "...")
         return f"(indices=[{', '.join(shown)}], len={self.length})"
+
+    def tree(self, *upstream: Tree) -> Tree:
+        """See `MapNode.tree`."""
+        indices = np.array([operator.index(i) for i in self.indices], np.int64)
+        return ("take", indices, random_access(self.parent).length, *upstream)
 
 
 _SHOWN_INDICES = 5
@@ -398,6 +427,7 @@ class Repeat(MapNode):
     num_epochs: int | None
     reseed_each_epoch: bool
     dataset_name: ClassVar[str] = "RepeatMapDataset"
+    rearranges: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True
 
     @classmethod
@@ -419,6 +449,14 @@ class Repeat(MapNode):
 
     def _arguments(self) -> str:
         return f"(num_epochs={self.num_epochs})"
+
+    def tree(self, *upstream: Tree) -> Tree:
+        """See `MapNode.tree`."""
+        return (
+            upstream[0]
+            if self.reseed_each_epoch
+            else ("wrap", random_access(self.parent).length, *upstream)
+        )
 
 
 @lazy_dataclass
@@ -611,6 +649,7 @@ class Mix(MapNode):
 
     proportions: tuple[int, ...]
     dataset_name: ClassVar[str] = "MixedMapDataset"
+    joins: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True
 
     @classmethod
@@ -653,6 +692,10 @@ class Mix(MapNode):
             f"SelectionWithProportionsMap(proportions={self.proportions}, length={self.length}))"
         )
 
+    def tree(self, *upstream: Tree) -> Tree:
+        """See `MapNode.tree`."""
+        return ("mix", self.proportions, upstream)
+
 
 def check_weights(parents: Sequence[Node], weights: Sequence[float]) -> None:
     """Raises `ValueError` unless there is one positive weight for each of `parents`."""
@@ -681,6 +724,7 @@ class Select(MapNode):
 
     selection: transforms.DatasetSelectionMap
     dataset_name: ClassVar[str] = "MixedMapDataset"
+    runs_users_code: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True
 
     @classmethod
@@ -704,6 +748,7 @@ class Concatenate(MapNode):
     """Several datasets in sequence: epoch `e` consists of epoch `e` of each."""
 
     dataset_name: ClassVar[str] = "MixedMapDataset"
+    joins: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True
 
     @classmethod
@@ -724,6 +769,11 @@ class Concatenate(MapNode):
     def _arguments(self) -> str:
         return f"[{len(self.parents)} parents]"
 
+    def tree(self, *upstream: Tree) -> Tree:
+        """See `MapNode.tree`."""
+        lengths = tuple([random_access(parent).length for parent in self.parents])
+        return ("concatenate", lengths, upstream)
+
 
 @lazy_dataclass
 class Seed(MapNode):
@@ -731,6 +781,7 @@ class Seed(MapNode):
 
     own_seed: int | None = dataclasses.field(default=None, kw_only=True)
     dataset_name: ClassVar[str] = "WithOptionsMapDataset"
+    rearranges: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True
     passes_on: ClassVar[bool] = True
 
@@ -739,6 +790,10 @@ class Seed(MapNode):
         """A node that sets `seed`, any non-negative integer; with `None`, it sets none."""
         own_seed = None if seed is None else checked_seed(seed)
         return cls((parent,), random_access(parent).length, own_seed=own_seed)
+
+    def tree(self, *upstream: Tree) -> Tree:
+        """See `MapNode.tree`."""
+        return upstream[0]
 
 
 def checked_seed(seed: int) -> int:
