@@ -55,7 +55,7 @@ class Fault:
     blank_s: float = 0
     """Sends white space for so long, after the head of the answer to a request that writes."""
     only: str = ""
-    """Waits for a request of which `METHOD path?names of the query` matches this pattern."""
+    """Waits for a request of which `METHOD path?query` matches this pattern."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +203,7 @@ class BucketServer:
         if _lists(request):
             return Fault()
         only = (self.faults[0] or Fault()).only if self.faults else ""
-        told = f"{request.method} {request.path}?{'&'.join(request.query)}"
+        told = f"{request.method} {request.path}?{urllib.parse.urlencode(request.query)}"
         if only and not re.search(only, told):
             return Fault()
         return (self.faults.popleft() if self.faults else self.always) or Fault()
