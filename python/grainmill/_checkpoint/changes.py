@@ -3,7 +3,8 @@
 A state is a position in a sequence of elements. It stays valid where the new sequence begins with
 the old one (more epochs, a higher limit), and in a mixture by name, whose state has the position of
 each of its datasets. Stages downstream must agree: a shuffle of a longer sequence is another order,
-and a bin that is packed again from other elements would repeat some and lose others.
+and a bin that is packed again from other elements would repeat some and lose others. It is packed
+from the same ones if these are followed by more: states say where the old ones ended.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ class _Effect(enum.Enum):
 
     SAME = "nothing"
     LONGER = "there are more of them after the old ones"
+    REGROUPED = "the last of the old ones is another, and there are more after it"
     OTHER = "other elements follow from the saved position on"
+
+
+_LONGER = {_Effect.LONGER, _Effect.REGROUPED}
 
 
 class _Lengths(NamedTuple):
@@ -59,10 +64,6 @@ _ONE_TO_ONE = {
     *("MapMapDataset", "FilterMapDataset", "MapWithIndexMapDataset", "RandomMapMapDataset"),
     "PrefetchIterDataset",
 }
-# A function that returns `None` drops its element.
-_MAY_DROP = {*_ONE_TO_ONE, "BatchMapDataset"} - {"PrefetchIterDataset"}
-# Stages in sequence with as many elements as their parents.
-_ONE_EACH = {"MapIterDataset", "RandomMapIterDataset", "MapWithIndexIterDataset"}
 # Their states are the parent's and at most a number of elements.
 _SEQUENTIAL = {
     *("MapIterDataset", "FilterIterDataset", "BatchIterDataset", "LimitIterDataset"),
@@ -72,6 +73,13 @@ _SEQUENTIAL = {
 _WORKERS = {"MultiprocessPrefetchIterDataset", "MultithreadPrefetchIterDataset"}
 _MIXTURE = "MixedIterDataset"
 _WINDOW = "WindowShuffleIterDataset"
+# The last element of these may have been a part of what it is now.
+_GROUPING = {
+    *("BatchMapDataset", "BatchIterDataset", "RebatchIterDataset"),
+    *("FirstFitPackIterDataset", "BestFitPackIterDataset", "ConcatThenSplitIterDataset"),
+    _WINDOW,
+    *_WORKERS,  # each has a last element, and the others go on after it
+}
 _JOINED = {_MIXTURE, "ZipIterDataset"}
 # The states of these lie under `parent`; a number other than 0 means that elements are computed
 # again after a restore.
@@ -92,19 +100,26 @@ _COUNTING = {
 }
 
 
-def compared(saved: Any, now: Any, states: Sequence[Any]) -> Changes:
+def compared(saved: Any, now: Any, states: Sequence[Any], *, say_ends: bool) -> Changes:
     """What differs between two descriptions, and whether `states` of the first fit the second.
 
     States saved at the end of a sequence that is longer now are changed in place, such that they
     continue there.
+
+    Args:
+        saved: The description of the pipeline that saved the states.
+        now: That of the present one.
+        states: The states of one process.
+        say_ends: Whether states within a last window or bins say that these were not full.
     """
-    comparison = _Comparison()
+    comparison = _Comparison(say_ends=say_ends)
     comparison.chain(saved, now, list(states), "")
     return Changes(comparison.refused, comparison.accepted)
 
 
 class _Comparison:
-    def __init__(self) -> None:
+    def __init__(self, *, say_ends: bool) -> None:
+        self._say_ends = say_ends
         self.refused: list[str] = []
         self.accepted: list[str] = []
 
@@ -127,8 +142,7 @@ class _Comparison:
                 other["stage"] in _ONE_TO_ONE or not other["stage"].endswith("MapDataset")
                 for other in later
             )
-            drops = any(other["stage"] in _MAY_DROP for other in saved[:number])
-            stage = _Stage(before, after, of_stage, lengths, where, is_counted, drops)
+            stage = _Stage(before, after, of_stage, lengths, where, is_counted)
             effect = self._stage(stage, effect)
             if effect is not _Effect.SAME and len(self.refused) == num_refused:
                 self._continue_at_end(stage)
@@ -141,15 +155,17 @@ class _Comparison:
         texts = [stage.where + text for text in pipeline.parameters(before, after)]
         if name in _JOINED:
             return self._joined(stage, own - {"of"})
-        if upstream is not _Effect.SAME and (why := _disturbed(stage, upstream)):
+        if upstream is not _Effect.SAME and (why := self._disturbed(stage, upstream)):
             self._refuse_after(stage, why)
             return upstream
+        if upstream is _Effect.LONGER and name in _GROUPING and not before.get("drop_remainder"):
+            upstream = _Effect.REGROUPED
         if not texts:
             return upstream
         if own == {_GROWING.get(name)} and _has_grown(stage):
             self.accepted += texts
             return _Effect.LONGER if upstream is _Effect.SAME else upstream
-        if upstream is _Effect.LONGER and name == "SliceMapDataset" and own == {"stop"}:
+        if upstream in _LONGER and name == "SliceMapDataset" and own == {"stop"}:
             # A slice to the end; `_disturbed` has compared it.
             return upstream
         self.refused += texts
@@ -201,9 +217,25 @@ class _Comparison:
                 shown = name if isinstance(name, int) else f"`{name}`"
                 where = f"{stage.where}in dataset {shown} of {stage.name}: "
                 effects.add(self.chain(olds[name], new, states, where))
-        if _Effect.OTHER in effects:
-            return _Effect.OTHER
-        return _Effect.LONGER if _Effect.LONGER in effects else _Effect.SAME
+        worst_first = _Effect.OTHER, _Effect.REGROUPED, _Effect.LONGER
+        return next((effect for effect in worst_first if effect in effects), _Effect.SAME)
+
+    def _disturbed(self, stage: _Stage, upstream: _Effect) -> str:
+        """Why a changed parent makes positions in `stage` invalid; empty if it does not."""
+        name = stage.name
+        if name in _ONE_TO_ONE or name in _SEQUENTIAL:
+            return ""
+        if name in _COMPUTE_AGAIN:
+            is_same = upstream is _Effect.LONGER and self._say_ends
+            return "" if is_same else _recomputed(stage)
+        is_longer = upstream in _LONGER
+        if name == "RepeatIterDataset":
+            return "has repeated fewer" if is_longer else ""
+        if name in _WORKERS:
+            is_split_anew = is_longer and stage.before.get("sequential_slice")
+            return "splits them anew among its workers" if is_split_anew else ""
+        check = _RANDOM_ACCESS.get(name)
+        return check(stage) if check and is_longer else "depends on all of its elements"
 
     @staticmethod
     def _continue_at_end(stage: _Stage) -> None:
@@ -234,7 +266,6 @@ class _Stage(NamedTuple):
         parents: How many elements its parent had and has.
         where: Which plan it is in, for messages.
         is_counted: Whether positions in states count its elements, as far as it has random access.
-        may_drop: Whether functions upstream may drop elements that positions count.
     """
 
     before: dict[str, Any]
@@ -243,7 +274,6 @@ class _Stage(NamedTuple):
     parents: _Lengths
     where: str
     is_counted: bool
-    may_drop: bool
 
     @property
     def name(self) -> str:
@@ -291,46 +321,15 @@ def _has_grown(stage: _Stage) -> bool:
     return after is None or after > before
 
 
-def _disturbed(stage: _Stage, upstream: _Effect) -> str:
-    """Why a changed parent makes positions in `stage` invalid; empty if it does not."""
-    name = stage.name
-    if name in _ONE_TO_ONE or name in _SEQUENTIAL:
-        return ""
-    is_longer = upstream is _Effect.LONGER
-    if name == _WINDOW and is_longer and _has_whole_windows(stage):
-        return ""
-    if name in _COMPUTE_AGAIN:
-        return _recomputed(stage)
-    if name == "RepeatIterDataset":
-        return "has repeated fewer" if is_longer else ""
-    if name in _WORKERS:
-        is_split_anew = is_longer and stage.before.get("sequential_slice")
-        return "splits them anew among its workers" if is_split_anew else ""
-    check = _RANDOM_ACCESS.get(name)
-    return check(stage) if check and is_longer else "depends on all of its elements"
-
-
 def _recomputed(stage: _Stage) -> str:
     key, _ = _COMPUTE_AGAIN[stage.name]
     for state in stage.states or [None]:
         if not isinstance(state, dict) or state.get(key) != 0 or _cut(state):
-            return "computes elements again of which it has delivered a part"
+            return (
+                "computes elements again of which it has delivered a part; go on with the pipeline "
+                f"that saved it until `{key}` of its state is 0, and change it then"
+            )
     return ""
-
-
-def _has_whole_windows(stage: _Stage) -> bool:
-    """Whether the windows that the states are in were full before, and so are the same now."""
-    size, length = stage.before["window_size"], stage.parents.before
-    if stage.states is None or length is None or stage.may_drop:
-        return False
-    for state in stage.states:
-        start = state.get(_COMPUTE_AGAIN[_WINDOW][1]) if isinstance(state, dict) else None
-        while isinstance(start, dict) and "parent" in start:
-            start = start["parent"]
-        position = _next_index(start)
-        if position is None or position + size > length:
-            return False
-    return True
 
 
 def _cut(state: dict[str, Any]) -> bool:
@@ -391,10 +390,7 @@ def _length(stage: dict[str, Any], parent: int | None) -> int | None:
         case "BatchMapDataset":
             full, rest = divmod(parent, stage["batch_size"])
             length = full + bool(rest and not stage.get("drop_remainder"))
-        case name if name in _ONE_TO_ONE | _ONE_EACH | {
-            "ShuffleMapDataset",
-            "WindowShuffleMapDataset",
-        }:
+        case name if name in _ONE_TO_ONE | {"ShuffleMapDataset", "WindowShuffleMapDataset"}:
             length = parent
     return length
 

@@ -16,10 +16,10 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from grainmill._checkpoint import changes, files, pipeline
+from grainmill._checkpoint import changes, ends, files, pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping
+    from collections.abc import Awaitable, Iterable, Mapping
 
 RESTORE_ANYWAY = "GRAINMILL_RESTORE_ANYWAY"
 """The environment variable that allows restoring a state of another pipeline."""
@@ -28,13 +28,12 @@ RESTORE_ANYWAY = "GRAINMILL_RESTORE_ANYWAY"
 _FORMAT = 1
 
 
-def serialized(item: Any) -> str:
-    """The state of an iterator as text.
+def _serialized(item: Any, state: Any) -> str:
+    """The `state` of an iterator as text.
 
     Raises:
         TypeError: JSON cannot represent the state.
     """
-    state = item.get_state()
     if isinstance(state, bytes) and not getattr(item, "_STATE_IS_DICT", False):
         return state.decode()
     return _json(state)
@@ -76,15 +75,18 @@ def files_of(item: Any) -> dict[str, str]:
     """
     index, count = files.process_index_and_count()
     state_file = files.state_file(index, count)
-    texts = {state_file: serialized(item)}
+    saved = {state_file: item.get_state()}
+    texts = {state_file: _serialized(item, saved[state_file])}
     shards = _shard_states(item)
     for shard, state in (shards or {}).items():
-        texts[files.shard_file(int(shard))] = _json(state)
+        name = files.shard_file(int(shard))
+        saved[name], texts[name] = state, _json(state)
     record: dict[str, Any] = {
         "format": _FORMAT,
         "pipeline": described(item),
         "digests": {name: files.digest(text) for name, text in texts.items()},
         "time": time.time(),
+        "ends": {name: found for name, state in saved.items() if (found := ends.found_in(state))},
     }
     options = getattr(item, "shard_options", None)
     if options is not None:
@@ -129,6 +131,8 @@ class _Record:
         pipeline: The description of the pipeline; `None` if unknown.
         shard: The index and count of the shard of an elastic iterator, if it is one.
         time: When it was written, in seconds since 1970.
+        ends: What `ends.found_in` the states returned, by the names of their files; `None` if it
+            was not written.
     """
 
     name: str
@@ -136,6 +140,7 @@ class _Record:
     pipeline: Any = None
     shard: list[int] | None = None
     time: float = 0.0
+    ends: dict[str, list[Any]] | None = None
 
     @classmethod
     def read(cls, directory: Any, name: str) -> _Record | None:
@@ -147,7 +152,14 @@ class _Record:
             found = json.loads(text)
             if found["format"] != _FORMAT:
                 return None
-            return cls(name, found["digests"], found["pipeline"], found.get("shard"), found["time"])
+            return cls(
+                name,
+                found["digests"],
+                found["pipeline"],
+                found.get("shard"),
+                found["time"],
+                found.get("ends"),
+            )
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -167,8 +179,12 @@ def _text(directory: Any, name: str) -> str | None:
     return text
 
 
-def _parsed(directory: Any, name: str, text: str, item: Any) -> Any:
+def _parsed(
+    directory: Any, name: str, text: str, item: Any, records: Iterable[_Record | None]
+) -> Any:
     """The state that a file holds, as `get_state` of `item` returned it.
+
+    One of `records` may be of the file, and so have a part of it.
 
     Raises:
         ValueError: It is damaged.
@@ -176,10 +192,14 @@ def _parsed(directory: Any, name: str, text: str, item: Any) -> Any:
     if not _has_dicts(item):
         return text.encode()
     try:
-        return json.loads(text)
+        state = json.loads(text)
     except ValueError as failure:
         found = f"{failure} of {len(text)} characters" if text.strip() else "nothing"
         raise _damaged(directory / name, found) from failure
+    for record in records:
+        if record is not None and record.ends is not None and record.has(name, text):
+            ends.put_back(state, record.ends.get(name, []))
+    return state
 
 
 def _damaged(path: Any, found: str) -> ValueError:
@@ -220,8 +240,9 @@ def find(directory: Any, item: Any) -> Found:
     text = _text(directory, name)
     if text is None:
         _refuse_missing(directory, name)
-    state = _parsed(directory, name, text, item)
-    return Found(str(directory / name), state, record=_record_of(directory, index, count, text))
+    record = _record_of(directory, index, count, text)
+    state = _parsed(directory, name, text, item, [record])
+    return Found(str(directory / name), state, record=record)
 
 
 def _refuse_missing(directory: Any, name: str, why: str = "") -> NoReturn:
@@ -246,14 +267,16 @@ def _find_elastic(directory: Any, item: Any, name: str, options: Any) -> Found:
         record = records.get(index)
         own = [options.shard_index, options.shard_count]
         if record is None or record.shard in (None, own):
-            return Found(str(directory / name), _parsed(directory, name, text, item), record=record)
+            state = _parsed(directory, name, text, item, [record])
+            return Found(str(directory / name), state, record=record)
     elif saved_count in {0, count}:
         _refuse_missing(directory, name)
     needed = _shard_states(item)
     if needed is None:
         if text is not None:
-            state = _parsed(directory, name, text, item)
-            return Found(str(directory / name), state, record=records.get(index))
+            record = records.get(index)
+            state = _parsed(directory, name, text, item, [record])
+            return Found(str(directory / name), state, record=record)
         return _any_state(directory, item, saved_count, records)
     return _find_shards(directory, item, sorted(map(int, needed)), saved_count, records)
 
@@ -314,7 +337,7 @@ def _any_state(directory: Any, item: Any, count: int, records: dict[int, _Record
         text = _text(directory, name)
         if text is None:
             _refuse_missing(directory, name)
-        state = _parsed(directory, name, text, item)
+        state = _parsed(directory, name, text, item, [records.get(index)])
         if index == 0:
             found.state = state
         elif state != found.state:
@@ -343,7 +366,7 @@ def _find_shards(
                 f"File {directory / name} was not written with the states of the {count} processes "
                 "beside it: it is left from another checkpoint, or was changed"
             )
-        states[shard] = _parsed(directory, name, text, item)
+        states[shard] = _parsed(directory, name, text, item, records.values())
     last = shards[-1] if shards else options.shard_index - options.shard_count
     beyond = files.shard_file(last + options.shard_count)
     text = _text(directory, beyond)
@@ -386,7 +409,10 @@ def _check_pipeline(found: Found, item: Any) -> None:
     saved_states = [found.state] if found.shard_states is None else found.shard_states.values()
     # Compared as JSON, which has no tuples.
     refused, accepted = changes.compared(
-        found.record.pipeline, json.loads(json.dumps(now)), list(saved_states)
+        found.record.pipeline,
+        json.loads(json.dumps(now)),
+        list(saved_states),
+        say_ends=found.record.ends is not None,
     )
     if refused:
         raise ValueError(

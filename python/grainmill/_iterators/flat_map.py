@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from grainmill._checkpoint.ends import CutCount
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.cut import Cut
 from grainmill._iterators.node import Origin, SequentialNode, runs
 from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
@@ -67,7 +69,7 @@ class FlatMapStage(Stage):
     def _reset(self, taken: int) -> None:
         self._outputs: Sequence[Any] = ()
         self._taken = 0
-        self._skip = taken
+        self._skip = 0 if isinstance(taken, CutCount) else taken  # at the end of the data
         self._before = self._cursor.resume_point()  # before the element being split
         self._point = (self._before, taken)
         self._element: Any = _NONE  # taken but not yet split
@@ -103,7 +105,7 @@ class FlatMapStage(Stage):
             before = self._cursor.resume_point()
             element = self._cursor.next()
             if element is END:
-                self._point = (self._cursor.resume_point(), self._point[1])
+                self._point = (self._cursor.resume_point(), CutCount(self._point[1], 0))
                 return False
             self._before, self._element = before, element
         try:
@@ -132,7 +134,7 @@ class FlatMapStage(Stage):
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         saved = Saved(self._node, state, ("parent", "next_index_in_buffer"))
-        taken = saved.index("next_index_in_buffer")
+        taken = Cut.of(saved["next_index_in_buffer"]).noted(saved.index("next_index_in_buffer"))
         self._cursor.restore(saved["parent"])
         self._reset(taken)
 

@@ -15,6 +15,7 @@ from grainmill import _native
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import Cursor
+from grainmill._iterators.cut import NOT_CUT, Cut
 from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._iterators.node import Regrouping, runs
 from grainmill._iterators.notes import note_stage
@@ -197,7 +198,8 @@ class ConcatThenSplitStage(Stage):
 
     A step fills one row, and one more for each sequence on the way that gets a row of its own. The
     state holds the parent's state before the step, the remainder of the sequence that was split
-    there, and how many rows of the step were delivered.
+    there, and how many rows of the step were delivered. Where the data ended before the row was
+    full it has the number of elements of the step, as there may be more now.
     """
 
     packs = True
@@ -214,6 +216,8 @@ class ConcatThenSplitStage(Stage):
         self._skip = 0
         self._start: tuple[Callable[[], State], _Slices] = (self._cursor.state_getter(), None)
         self._step: tuple[Callable[[], State], _Slices] | None = None
+        self._num_of_step = 0
+        self._cut = NOT_CUT
         self._num_taken = 0
 
     def _row_packer(self) -> _native.RowPacker:
@@ -246,19 +250,22 @@ class ConcatThenSplitStage(Stage):
         start, remainder = self._start
         slices = dict(zip(self._names, remainder, strict=True)) if remainder else {}
         slices = {name: slices.get(name, _NONE) for name in self._features}
-        return functools.partial(_state_after, start, slices, first + self._skip)
+        return functools.partial(_state_after, start, slices, self._cut, first + self._skip)
 
     def _fill(self) -> bool:
         """Computes the rows of one step; `False` at the end of the data."""
         if self._step is None:
             self._step = (self._cursor.state_getter(), self._packer.remainder)
+            self._num_of_step = 0
+        cut = self._cut if self._skip else NOT_CUT
         ended = False
         while not ended:
-            elements = self._cursor.peek(_PULL_LEN)
+            elements = cut.peek(self._cursor, _PULL_LEN, self._num_of_step)
             if not elements:
                 break
             count, ended = self._push(elements)
             self._cursor.advance(count)
+            self._num_of_step += count
             self._num_taken += count
         rows = [self._row(columns) for columns in self._packer.take()]
         if not rows:
@@ -267,6 +274,7 @@ class ConcatThenSplitStage(Stage):
                 raise _other_data(self._skip, 0)
             return False
         self._start, self._step = self._step, None
+        self._cut = NOT_CUT if ended else Cut(self._num_of_step)
         self._next_row, self._skip = self._skip, 0
         if self._next_row > len(rows):
             self._rows = []
@@ -325,6 +333,7 @@ class ConcatThenSplitStage(Stage):
         saved = Saved(self._node, state, keys)
         remainder = self._remainder_of(saved)
         skip = saved.index("elements_from_buffer_after_checkpoint")
+        cut = Cut.of(saved["elements_from_buffer_after_checkpoint"])
         self._cursor.restore(saved["parent_state"])
         self._packer = self._row_packer()
         self._packer.restart(remainder)
@@ -333,6 +342,7 @@ class ConcatThenSplitStage(Stage):
         self._skip = skip
         self._start = (self._cursor.state_getter(), remainder)
         self._step = None
+        self._cut = cut
         self._num_taken = 0
 
     def _remainder_of(self, saved: Saved) -> _Slices:
@@ -412,10 +422,10 @@ def _shown(value: Any) -> Any:
 
 
 def _state_after(
-    start: Callable[[], State], slices: dict[str, tuple[int, int]], first: int, count: int
+    start: Callable[[], State], slices: dict[str, tuple[int, int]], cut: Cut, first: int, count: int
 ) -> State:
     return {
         "parent_state": start(),
         "remainder_slices": slices.copy(),
-        "elements_from_buffer_after_checkpoint": first + count,
+        "elements_from_buffer_after_checkpoint": cut.noted(first + count),
     }

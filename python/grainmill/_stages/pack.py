@@ -13,6 +13,7 @@ from grainmill import _native
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import Cursor, constant_state
+from grainmill._iterators.cut import NOT_CUT, Cut
 from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._iterators.node import Regrouping, runs
 from grainmill._iterators.notes import note_stage
@@ -274,7 +275,8 @@ class FitPackStage(Stage):
     """Packs the elements of `parent` as `node` says.
 
     A batch of bins is packed, then delivered row by row. The state holds the parent's state before
-    the batch and the number of rows delivered, so restoring packs the batch again.
+    the batch and the number of rows delivered, so restoring packs the batch again. Where the data
+    ended before the bins were full it has the number of elements in them, as there may be more now.
     """
 
     packs = True
@@ -290,6 +292,8 @@ class FitPackStage(Stage):
         self._start = self._end = self._cursor.state_getter()
         self._next_row = 0
         self._counter = 0
+        self._cut = NOT_CUT
+        self._num_of_batch = 0
         self._num_taken = 0
         self._pull_len = _MIN_PULL
 
@@ -324,8 +328,8 @@ class FitPackStage(Stage):
         return constant_state(self.state())
 
     def _states(self, first: int, num_rows: int) -> Callable[[int], State]:
-        bounds = self._start, self._end
-        return functools.partial(_state_after, bounds, self._counter, first, num_rows)
+        batch = self._start, self._end, self._cut
+        return functools.partial(_state_after, batch, self._counter, first, num_rows)
 
     def _pack(self) -> bool:
         """Packs one batch; `False` at the end of the data."""
@@ -334,16 +338,19 @@ class FitPackStage(Stage):
             self._next_row -= len(self._order)
             self._columns = None
             self._start = self._end
-        full, before = False, self._num_taken
+            self._cut = NOT_CUT
+            self._num_of_batch = 0
+        full = False
         while not full:
-            elements = self._cursor.peek(self._pull_len)
+            elements = self._cut.peek(self._cursor, self._pull_len, self._num_of_batch)
             if not elements:
                 break
             count, full = self._push(elements)
             self._cursor.advance(count)
+            self._num_of_batch += count
             self._num_taken += count
             self._end = self._cursor.state_getter()  # as in Grain, before the end is noticed
-        self._pull_len = min(max(self._num_taken - before, _MIN_PULL), _MAX_PULL)
+        self._pull_len = min(max(self._num_of_batch, _MIN_PULL), _MAX_PULL)
         num_rows, columns, unpacked = self._packer.take()
         if self._next_row > num_rows:
             raise ValueError(
@@ -352,6 +359,7 @@ class FitPackStage(Stage):
             )
         if num_rows == 0:
             return False
+        self._cut = NOT_CUT if full else Cut(self._num_of_batch)
         self._columns = self._features.columns(num_rows, columns, unpacked)
         self._order = self._shuffled(num_rows, self._columns)
         return True
@@ -386,19 +394,22 @@ class FitPackStage(Stage):
         if self._columns is not None:
             return self._states(self._next_row, len(self._order))(0)
         counter = self._counter + self._next_row
-        return {"parent": self._start(), "next_row": self._next_row, "counter": counter}
+        next_row = self._cut.noted(self._next_row)
+        return {"parent": self._start(), "next_row": next_row, "counter": counter}
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         saved = Saved(self._node, state, ("parent", "next_row", "counter"))
         next_row = saved.index("next_row", self._node.num_packing_bins)
         counter = saved.index("counter", minimum=next_row)
+        self._cut = Cut.of(saved["next_row"])
         self._cursor.restore(saved["parent"])
         self._packer = self._features.packer()
         self._columns = None
         self._start = self._end = self._cursor.state_getter()
         self._next_row = next_row
         self._counter = counter - next_row
+        self._num_of_batch = 0
         self._num_taken = 0
 
 
@@ -510,14 +521,14 @@ def _nest(rows: list[dict[str, Any]], path: Sequence[Any], values: Any) -> None:
 
 
 def _state_after(
-    bounds: tuple[Callable[[], State], Callable[[], State]],
+    batch: tuple[Callable[[], State], Callable[[], State], Cut],
     counter: int,
     first: int,
     num_rows: int,
     count: int,
 ) -> State:
-    start, end = bounds  # states before and after the elements of this batch
+    start, end, cut = batch  # states before and after the elements of this batch, and their end
     row = first + count
     if row < num_rows:
-        return {"parent": start(), "next_row": row, "counter": counter + row}
+        return {"parent": start(), "next_row": cut.noted(row), "counter": counter + row}
     return {"parent": end(), "next_row": 0, "counter": counter + row}

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from grainmill._checkpoint.ends import CutCount
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.cut import Cut
 from grainmill._iterators.node import Regrouping, runs
 from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
@@ -108,7 +110,7 @@ class RebatchStage(Stage):
         self._gathered = 0
         self._current = _Rows([], None, 0, before)
         self._row = 0
-        self._skip = row
+        self._skip = 0 if isinstance(row, CutCount) else row  # at the end of the data
         self._pending: tuple[ResumePoint, Any] | None = None
         self._number = -1  # of the parent's current batch, since this was created or restored
 
@@ -146,7 +148,7 @@ class RebatchStage(Stage):
         return self._joined()
 
     def _remainder(self) -> Any:
-        self._point = (self._current.before, self._row or self._skip)
+        self._point = (self._current.before, CutCount(self._row or self._point[1], 0))
         if not self._gathered or self._drop_remainder:
             self._slices, self._gathered = [], 0
             return None
@@ -244,7 +246,7 @@ class RebatchStage(Stage):
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         saved = Saved(self._node, state, ("parent", "batch_idx"))
-        row = saved.index("batch_idx")
+        row = Cut.of(saved["batch_idx"]).noted(saved.index("batch_idx"))
         self._cursor.restore(saved["parent"])
         self._reset(row)
 

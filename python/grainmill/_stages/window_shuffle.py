@@ -9,6 +9,7 @@ from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
 from grainmill._iterators.cursor import Cursor, ResumePoint
+from grainmill._iterators.cut import NOT_CUT, Cut
 from grainmill._iterators.node import Regrouping, runs
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from grainmill._dataset.element_types import AnyDataset
     from grainmill._plan.node import Node
 
-_WindowPosition: TypeAlias = "tuple[ResumePoint, int, int]"
-"""The resume point at a window's start, its number, and how many of its elements were delivered."""
+_WindowPosition: TypeAlias = "tuple[ResumePoint, int, int, Cut]"
+"""The resume point at a window's start, its number, how many elements were delivered, its end."""
 
 
 @lazy_dataclass
@@ -104,6 +105,7 @@ class WindowShuffleStage(Stage):
     """Fills a window from its parent, then delivers it in a random order.
 
     A state holds the parent's state at the start of the window; restoring fills the window again.
+    In the last window, if that is shorter, it has the number of elements: there may be more now.
     """
 
     def __init__(self, node: WindowShuffle, parent: Stage) -> None:
@@ -112,12 +114,13 @@ class WindowShuffleStage(Stage):
         self._node = node
         self._size = node.window_size
         self._seed = node.seed
-        self._reset(0, 0)
+        self._reset(0, 0, NOT_CUT)
 
-    def _reset(self, index: int, position: int) -> None:
+    def _reset(self, index: int, position: int, cut: Cut) -> None:
         """Sets the position to the window that starts at the cursor and is not yet filled."""
         self._filling_start = self._cursor.resume_point()
-        self._current = (self._filling_start, index, position)
+        self._current = (self._filling_start, index, position, cut)
+        self._cut = cut
         self._index = index
         self._skip = position
         self._window: list[Any] = []
@@ -141,14 +144,17 @@ class WindowShuffleStage(Stage):
         self._position = end = begin + len(elements)
         if end == length:
             self._index += 1
-        self._current = (start, self._index, end)
-        return Block(elements, functools.partial(_state_after, last, (start, index, begin), length))
+        cut = self._cut
+        self._current = (start, self._index, end, cut)
+        first = (start, index, begin, cut)
+        return Block(elements, functools.partial(_state_after, last, first, length))
 
     def _fill(self) -> bool:
         """Fills the next window, or that of a restored state; `False` at the end."""
-        while len(self._filling) < self._size:
+        size = self._cut.left(self._size) if self._skip else self._size
+        while len(self._filling) < size:
             start = None if self._filling else self._cursor.resume_point()
-            elements = self._cursor.take(self._size - len(self._filling))
+            elements = self._cursor.take(size - len(self._filling))
             if not elements:
                 break
             if start is not None:
@@ -162,6 +168,7 @@ class WindowShuffleStage(Stage):
         if not self._filling:
             return False
         filling, self._filling = self._filling, []
+        self._cut = NOT_CUT if len(filling) == self._size else Cut(len(filling))
         order = window_order(len(filling), (self._seed + self._index) % 2**32).tolist()
         self._window = [filling[at] for at in order]
         self._position, self._skip = self._skip, 0
@@ -176,16 +183,17 @@ class WindowShuffleStage(Stage):
         keys = ("parent_window_start_state", "window_index", "pos_in_window")
         saved = Saved(self._node, state, keys)
         index, position = saved.index("window_index"), saved.index("pos_in_window", self._size)
+        cut = Cut.of(saved["pos_in_window"])
         self._cursor.restore(saved["parent_window_start_state"])
-        self._reset(index, position)
+        self._reset(index, position, cut)
 
 
 def _state(window: _WindowPosition) -> State:
-    (after, taken), index, position = window
+    (after, taken), index, position, cut = window
     return {
         "parent_window_start_state": after(taken),
         "window_index": index,
-        "pos_in_window": position,
+        "pos_in_window": cut.noted(position),
     }
 
 
@@ -196,5 +204,5 @@ def _state_at_end(last: _WindowPosition, _: int) -> State:
 def _state_after(last: _WindowPosition, first: _WindowPosition, length: int, k: int) -> State:
     if not k:
         return _state(last)
-    start, index, begin = first
-    return _state((start, index + (begin + k == length), begin + k))
+    start, index, begin, cut = first
+    return _state((start, index + (begin + k == length), begin + k, cut))
