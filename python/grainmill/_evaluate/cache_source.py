@@ -47,7 +47,7 @@ class CacheSource(ElementSource["Indices"]):
         """See `ElementSource.waits_for_storage`; the parent's, until all elements are stored."""
         if self._store.is_slow:
             return True
-        return self._parent.waits_for_storage and not self._store.is_complete
+        return not self._store.is_complete and self._parent.waits_for_storage
 
     def request(self, index: Indices, datasets: Any) -> Indices:
         """See `ElementSource.request`; the indices in the first epoch."""

@@ -30,6 +30,11 @@ DatasetNumbers: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint32]]"
 Request = TypeVar("Request")
 
 
+def may_be_slow(parts: Iterable[Evaluator | ElementSource[Any]]) -> Sequence[ElementSource[Any]]:
+    """See `ElementSource.may_be_slow`; those of several plans or sources."""
+    return list({id(source): source for part in parts for source in part.may_be_slow}.values())
+
+
 class ElementSource(abc.ABC, Generic[Request]):
     """The source of one chain.
 
@@ -53,6 +58,15 @@ class ElementSource(abc.ABC, Generic[Request]):
     def waits_for_storage(self) -> bool:
         """Whether its storage is slow, by its recent reads."""
         return False
+
+    @property
+    def may_be_slow(self) -> Sequence[ElementSource[Any]]:
+        """Of this source and those upstream the ones whose storage may be slow, once each.
+
+        Many stages may read one, so that asking all parents would take time by the number of ways.
+        """
+        never_waits = ElementSource.waits_for_storage
+        return [] if type(self).waits_for_storage is never_waits else [self]
 
     @property
     def is_partly_near(self) -> bool:
@@ -324,9 +338,14 @@ class BatchSource(ElementSource[Indices]):
         self.reads_beyond = parent.reads_beyond
 
     @property
+    def may_be_slow(self) -> Sequence[ElementSource[Any]]:
+        """See `ElementSource.may_be_slow`."""
+        return self._parent.may_be_slow
+
+    @property
     def waits_for_storage(self) -> bool:
         """See `ElementSource.waits_for_storage`."""
-        return self._parent.waits_for_storage
+        return any(source.waits_for_storage for source in self.may_be_slow)
 
     @property
     def has_room(self) -> bool:
@@ -435,9 +454,14 @@ class FlatMapSource(ElementSource[Indices]):
         self.reads_lists = parent.reads_lists
 
     @property
+    def may_be_slow(self) -> Sequence[ElementSource[Any]]:
+        """See `ElementSource.may_be_slow`."""
+        return self._parent.may_be_slow
+
+    @property
     def waits_for_storage(self) -> bool:
         """See `ElementSource.waits_for_storage`."""
-        return self._parent.waits_for_storage
+        return any(source.waits_for_storage for source in self.may_be_slow)
 
     def start(self, request: Indices) -> tuple[Indices, PendingElements | None]:
         """See `ElementSource.start`; reads are started only on slow storage."""
@@ -512,9 +536,14 @@ class ZipSource(ElementSource[Indices]):
         self.reads_lists = any(parent.reads_lists for parent in parents)
 
     @property
+    def may_be_slow(self) -> Sequence[ElementSource[Any]]:
+        """See `ElementSource.may_be_slow`."""
+        return may_be_slow(self._parents)
+
+    @property
     def waits_for_storage(self) -> bool:
         """See `ElementSource.waits_for_storage`."""
-        return any(parent.waits_for_storage for parent in self._parents)
+        return any(source.waits_for_storage for source in self.may_be_slow)
 
     def start(self, request: Indices) -> list[PendingElements]:
         """See `ElementSource.start`."""
@@ -558,9 +587,14 @@ class SelectSource(ElementSource[Indices]):
         self.reads_lists = any(parent.reads_lists for parent in parents)
 
     @property
+    def may_be_slow(self) -> Sequence[ElementSource[Any]]:
+        """See `ElementSource.may_be_slow`."""
+        return may_be_slow(self._parents)
+
+    @property
     def waits_for_storage(self) -> bool:
         """See `ElementSource.waits_for_storage`."""
-        return any(parent.waits_for_storage for parent in self._parents)
+        return any(source.waits_for_storage for source in self.may_be_slow)
 
     def start(self, request: Indices) -> Indices | _Selected:
         """See `ElementSource.start`; reads are started only on slow storage."""

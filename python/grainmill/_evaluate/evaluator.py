@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
     from grainmill._evaluate.fuse import Evaluated
@@ -48,6 +50,7 @@ class Evaluator(Protocol):
     layout: Layout | None
     batches_small: bool | None
     element_s: float
+    may_be_slow: Sequence[Any]
 
     @property
     def reads_lists(self) -> bool:

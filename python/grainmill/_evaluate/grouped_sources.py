@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from grainmill._evaluate.element_sources import ElementSource, FileSource, merged, one_by_one
+from grainmill._evaluate.element_sources import (
+    ElementSource,
+    FileSource,
+    may_be_slow,
+    merged,
+    one_by_one,
+)
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.grouped_steps import read_step
 from grainmill._interrupts import raise_interrupt
@@ -80,9 +86,14 @@ class GroupedLazySources(GroupedSource):
         self.reads_lists = any(source.reads_lists for source in self._sampled)
 
     @property
+    def may_be_slow(self) -> Sequence[ElementSource[Any]]:
+        """See `ElementSource.may_be_slow`; of the sampled sources."""
+        return may_be_slow(self._sampled)
+
+    @property
     def waits_for_storage(self) -> bool:
         """See `ElementSource.waits_for_storage`; of the sampled sources."""
-        return any(source.waits_for_storage for source in self._sampled)
+        return any(source.waits_for_storage for source in self.may_be_slow)
 
     def wait(self, pending: Any) -> Any:
         """See `ElementSource.wait`."""

@@ -52,6 +52,7 @@ class Program:
         layout: The structure, shapes and dtypes of elements if the last batch was filled that
             way, or was too small for it; otherwise `None`.
         element_s: Recent seconds per element, without waits for storage; 0 before the first.
+        may_be_slow: See `ElementSource.may_be_slow`; of all its sources.
         recorder: Takes the times of its functions and blocks.
         batches_small: `BatchBlock.is_small` of the first batch; `None` before it.
     """
@@ -76,8 +77,7 @@ class Program:
         self._resolver = Resolver(tree)
         self.runs_user_code: bool = self._chain.runs_user_code
         self._element_sources = sources = [source for _, source in self._chain.sources()]
-        never_waits = element_sources.ElementSource.waits_for_storage
-        self._may_wait = [s for s in sources if type(s).waits_for_storage is not never_waits]
+        self.may_be_slow = element_sources.may_be_slow(sources)
         self.num_records: int = max(source.num_records for source in sources)
         self._reads_lists = any(source.reads_lists for source in sources)
         self.maps_blocks = any(loop.may_gain for loop in self._chain.block_loops)
@@ -121,13 +121,13 @@ class Program:
     @property
     def waits_for_storage(self) -> bool:
         """Whether the storage of any source is slow, by its recent reads."""
-        may_wait = self._may_wait
-        return bool(may_wait) and any(source.waits_for_storage for source in may_wait)
+        may_be_slow = self.may_be_slow
+        return bool(may_be_slow) and any(source.waits_for_storage for source in may_be_slow)
 
     @property
     def is_partly_near(self) -> bool:
         """Whether a part of what it reads is on fast storage."""
-        return any(source.is_partly_near for source in self._may_wait)
+        return any(source.is_partly_near for source in self.may_be_slow)
 
     def report_to(self, mark: Callable[[int], None]) -> None:
         """Makes later runs call `mark` with the position of each element before computing it."""

@@ -59,7 +59,10 @@ class Zip(SequentialNode):
 class ZipMapDataset(PlannedMapDataset[T_co]):
     """Zips several datasets: element `i` is the tuple of their elements `i`.
 
-    An element that a dataset dropped is `None` in the tuple.
+    An element that a dataset dropped is `None` in the tuple. A dataset that is given several times
+    computes its element for each of them: two calls of an augmentation give two views, and changing
+    one in place leaves the other as it is. So elements of nested zips of the same dataset cost a
+    call for each way to it: `map` to a tuple instead where one call is enough.
 
     Args:
         parents: Datasets of equal length, at least one.
