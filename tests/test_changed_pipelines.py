@@ -71,7 +71,7 @@ def packed(rows):
 
 def best_fit(rows):
     return experimental.BestFitPackIterDataset(
-        rows.map(tokens), length_struct={"t": 6}, num_packing_bins=3
+        rows.map(tokens), length_struct={"t": 5}, num_packing_bins=3
     )
 
 
