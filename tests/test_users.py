@@ -1,5 +1,6 @@
 """Behaviour that real programs rely on: names, keywords, threads, own datasets, batches."""
 
+import collections.abc
 import copy
 import importlib
 import json
@@ -82,6 +83,23 @@ def test_keras_recognises_datasets_by_name(name):
     assert any(
         c.__name__ == name and "grain" in c.__module__.split(".")[0] for c in type(dataset).__mro__
     )
+
+
+def test_packages_that_ask_for_lengths_take_sequential_datasets_for_iterables():
+    """Some test the class, others the attribute, others call `len` and expect a `TypeError`."""
+    import pandas as pd  # noqa: PLC0415 - both take long, and no other test here needs them
+    import polars as pl  # noqa: PLC0415
+
+    ds = MapDataset.range(3).map(lambda x: {"x": x}).to_iter_dataset()
+    for one in (ds, iter(ds)):
+        assert not isinstance(one, collections.abc.Sized)
+        assert not hasattr(one, "__len__")
+        with pytest.raises(TypeError, match="has no len"):
+            len(one)
+        assert bool(one)
+    assert pl.DataFrame(ds).to_dicts() == [{"x": 0}, {"x": 1}, {"x": 2}]
+    assert pd.Series(ds).tolist() == [{"x": 0}, {"x": 1}, {"x": 2}]
+    assert isinstance(MapDataset.range(3), collections.abc.Sized)
 
 
 def test_version_is_a_string_and_a_tuple():

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 class NotSupportedError(AttributeError, TypeError):
     """Something that a dataset of this kind cannot do.
 
-    An `AttributeError`, as for any attribute that is missing; a `TypeError` as of `len` and `[]`.
+    An `AttributeError`, as for any attribute that is missing; a `TypeError` as of `[]`.
     """
 
 
@@ -63,11 +63,9 @@ ITER = {
     "take_while": "use `grain.experimental.TakeWhileIterDataset(ds, predicate)`",
     **dict.fromkeys(("unbatch", "rebatch"), "use `grain.experimental.RebatchIterDataset`"),
     "to_iter_dataset": "it is an `IterDataset` already",
+    "__len__": "its steps may drop elements; `ds.describe()` says how many there are where that is "
+    "known, and a `MapDataset` has a length before `to_iter_dataset()`",
 }
-ITER_LENGTH = (
-    "an `IterDataset` has no length, as its steps may drop elements: `ds.describe()` says how many "
-    "there are where that is known, and a `MapDataset` has a length before `to_iter_dataset()`"
-)
 ITER_INDEX = (
     "elements of an `IterDataset` have no index: use a slice or an index of the `MapDataset` "
     "before `to_iter_dataset()`, or `grain.experimental.LimitIterDataset(ds, count)`"

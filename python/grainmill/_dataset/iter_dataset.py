@@ -578,9 +578,7 @@ if not TYPE_CHECKING:  # type checkers say so themselves
     IterDataset.__getattr__ = lambda self, name: hints.attribute(
         self, name, hints.ITER, "an `IterDataset`"
     )
-    # With a length it would be false if it is 0, and this one cannot be asked for.
-    IterDataset.__bool__ = lambda _: True
-    IterDataset.__len__ = hints.Missing(hints.ITER_LENGTH)
+    # No `__len__` with a hint: a class with one is `Sized`, and packages ask for lengths of those.
     IterDataset.__getitem__ = hints.Missing(hints.ITER_INDEX)
 
 
