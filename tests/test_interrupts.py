@@ -8,13 +8,17 @@ import random
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import effort
 import numpy as np
 import pytest
 from pipelines import add_one, build, encode
 from stages import STAGES
-from under_test import INLINE, experimental, grain
+from under_test import INLINE, IS_GRAIN, experimental, grain
+
+if not IS_GRAIN:
+    from grainmill._stats.thread_clock import ThreadClock
 
 MapDataset, IterDataset = grain.MapDataset, grain.IterDataset
 PACKAGE = f"{os.sep}grainmill{os.sep}"
@@ -249,3 +253,53 @@ def test_nothing_is_lost_where_signals_come(name, kind):
         signal.signal(signal.SIGALRM, before)
         gc.enable()
     assert num_interrupts
+
+
+def open_statistics():
+    """The files that `ThreadClock` keeps open."""
+    found = []
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of the list itself
+            found += [file.name] if file.readlink().name == "schedstat" else []
+    return found
+
+
+def interrupted_at(call, place):
+    """Whether `call` had as many opcodes in the package, before the last of which it ended."""
+    left = place
+
+    def trace(frame, event, _):
+        nonlocal left
+        if PACKAGE not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if not left:
+                sys.settrace(None)
+                raise Preempted
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Preempted:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_the_clock_of_a_thread_leaves_no_file_open_wherever_a_signal_comes():
+    before = open_statistics()
+    place = 1
+    while interrupted_at(ThreadClock, place):
+        assert open_statistics() == before, place
+        place += 1
+    assert place > 10
+    clock = ThreadClock()
+    assert clock.read().cpu_s > 0
+    assert len(open_statistics()) == len(before) + 1
+    del clock
+    assert open_statistics() == before

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import threading
 import time
-import weakref
 from typing import NamedTuple
 
 from grainmill._native import thread_times
@@ -39,22 +39,26 @@ def _parsed(statistics: bytes) -> ThreadTimes:
     return ThreadTimes(cpu_s, cpu_s + int(waited_ns) * _NS)
 
 
+class _File(io.FileIO):
+    """A file that is closed with its last reference, also if a signal handler raises meanwhile."""
+
+    __del__ = io.FileIO.close  # without a warning that it was open
+
+
 class ThreadClock:
     """The times of the thread that creates it, for one other thread, also after the first ended."""
 
     def __init__(self) -> None:
         self._last = ThreadTimes(0.0, 0.0)
-        self._statistics: int | None = None
+        self._statistics: _File | None = None
         self._clock: int | None = None
         path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
         try:
-            self._statistics = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except (OSError, AttributeError):  # another system
+            self._statistics = _File(path)
+        except OSError:  # another system
             of_thread = getattr(time, "pthread_getcpuclockid", None)
             if of_thread is not None:
                 self._clock = of_thread(threading.get_ident())
-        else:
-            weakref.finalize(self, os.close, self._statistics).atexit = False
 
     @property
     def is_known(self) -> bool:
@@ -65,7 +69,7 @@ class ThreadClock:
         """The times until now, or those last read if the thread has ended."""
         with contextlib.suppress(OSError, ValueError):  # the thread has ended
             if self._statistics is not None:
-                self._last = _parsed(os.pread(self._statistics, 100, 0))
+                self._last = _parsed(os.pread(self._statistics.fileno(), 100, 0))
             elif self._clock is not None:
                 cpu_s = time.clock_gettime(self._clock)
                 self._last = ThreadTimes(cpu_s, cpu_s)
