@@ -78,6 +78,52 @@ def test_a_failed_wait_of_a_task_is_reported():
     threads.shutdown()
 
 
+def shut_down_at(place):
+    """Shuts a pool down before the `place`-th opcode of its thread, which takes two tasks.
+
+    Returns:
+        Whether the thread had as many.
+    """
+    pool, left, threads = thread_pool.ThreadPool(), place, set()
+    tasks = [thread_pool.Task(lambda: None) for _ in range(2)]
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code.co_filename != thread_pool.__file__:
+            return None
+        threads.add(threading.current_thread())
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if not left:
+                pool.shutdown()  # as a garbage collection may, there
+        return trace
+
+    threading.settrace(trace)
+    try:
+        for task in tasks:
+            pool.submit(task)
+    finally:
+        threading.settrace(None)
+    while left > 0 and any(task.done.locked() for task in tasks):
+        time.sleep(0.001)
+    pool.shutdown()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), place
+    return left <= 0
+
+
+def test_a_pool_that_is_shut_down_anywhere_while_a_thread_takes_a_task_ends_it(monkeypatch):
+    failures = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    place = 1
+    while shut_down_at(place):
+        assert not failures, (place, failures)
+        place += 1
+    assert place > 200
+
+
 def test_no_more_threads_than_allowed_run_functions_at_once():
     inside, most = set(), []
 
