@@ -4,6 +4,7 @@ import itertools
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from worker_harness import workers
 
 import grainmill as grain
 from grainmill import IterDataset, MapDataset
+from grainmill._dataset import performance_config
 from grainmill._dataset.performance_config import Limits, Measured, decide, size_of
+from grainmill._stats.thread_clock import ThreadTimes
 from grainmill.experimental import (
     InterleaveIterDataset,
     PerformanceConfig,
@@ -204,19 +207,35 @@ def test_wrong_limits_are_refused(arguments, error):
         pick(MapDataset.range(3), **arguments)
 
 
-def test_a_users_dataset_is_timed():
+@pytest.mark.parametrize(("seconds", "num_workers"), [(1e-5, 0), (0.01, 8)])
+def test_a_users_dataset_is_timed(monkeypatch, seconds, num_workers):
+    """By a clock that its elements advance, as nobody knows what other programs do meanwhile."""
+    now = 0.0
+
+    class Clock:
+        is_known = True
+
+        def read(self):
+            return ThreadTimes(now, now)
+
     class Twice(IterDataset):
         def __iter__(self):
-            return iter(x for x in self._parent for _ in range(2))
+            nonlocal now
+            for x in self._parent:
+                for _ in range(2):
+                    now += seconds
+                    yield x
 
     class Sliced(Twice):
         def set_slice(self, *_):
             raise AssertionError("nothing is sliced")
 
+    monkeypatch.setattr(performance_config, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(performance_config, "ThreadClock", Clock)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     for kind in (Twice, Sliced):
         ds = kind(MapDataset.range(100).to_iter_dataset())
-        # Nobody knows how long they take where other programs want the cores.
-        assert pick(ds.map(str))[0] in range(101)
+        assert pick(ds.map(str))[0] == num_workers
         assert "elements: str" in str(ds.map(str).describe(read_elements=True))
         assert list(itertools.islice(ds, 4)) == [0, 0, 1, 1]
 
