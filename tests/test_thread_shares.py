@@ -67,6 +67,33 @@ def test_tasks_as_long_as_a_turn_are_one_each(num_threads):
     assert_shares_are_equal(threads, num_threads)
 
 
+ASKED = {
+    "name": lambda: threading.current_thread().name,
+    "ident": lambda: threading.current_thread().ident,
+    "native_id": lambda: threading.current_thread().native_id,
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_threads_take_turns_whatever_a_function_asks_its_thread_for(monkeypatch, asked):
+    monkeypatch.setattr(ThreadPolicy, "decide", lambda *_: 1)
+    threads = {}
+
+    def function(index):
+        threads[index] = ASKED[asked]()
+        return index
+
+    options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
+    with iter(grain.MapDataset.range(10**9).map(function).to_iter_dataset(options)) as iterator:
+        for _ in range(3 * WINDOW):
+            next(iterator)
+    counts = collections.Counter(threads[index] for index in range(3 * WINDOW))
+    equal = 3 * WINDOW / 4
+    assert len(counts) == 4
+    assert max(counts.values()) - equal <= SHARE * equal
+    assert equal - min(counts.values()) <= SHARE * equal
+
+
 class Source:
     """A source that notes on which thread it is read."""
 

@@ -43,7 +43,7 @@ class Turns:
 
 
 class NumberedThread(threading.Thread):
-    """A thread with the name of `thread_name`, which notices when what it runs asks for that.
+    """A thread with the name of `thread_name`; notices when what it runs asks which one it is.
 
     Attributes:
         turns: Those of the pool whose tasks it runs.
@@ -54,17 +54,32 @@ class NumberedThread(threading.Thread):
     @property
     def name(self) -> str:
         """Its name."""
-        if self.turns is not None and self.ident == threading.get_ident():
-            self.turns.are_taken = True
+        self._notice()
         return super().name
 
     @name.setter
     def name(self, name: str) -> None:
         threading.Thread.name.fset(self, name)  # type: ignore[attr-defined]
 
+    @property
+    def ident(self) -> int | None:
+        """Its identifier."""
+        self._notice()
+        return super().ident
+
+    @property
+    def native_id(self) -> int | None:
+        """Its identifier in the system."""
+        self._notice()
+        return super().native_id
+
+    def _notice(self) -> None:
+        if self.turns is not None and super().ident == threading.get_ident():
+            self.turns.are_taken = True
+
 
 def _runs_tasks_of(pool: ThreadPool) -> None:
-    """Makes the calling thread notice for `pool` when a function asks for its name."""
+    """Makes the calling thread notice for `pool` when a function asks which it is."""
     thread = threading.current_thread()
     if isinstance(thread, NumberedThread):
         thread.turns = pool.turns
@@ -167,9 +182,10 @@ class ThreadPool:
 
     Where one thread is enough, that is always the same one, whose core has its data in the cache.
     But programs may keep something per thread that has to see its share of the elements, such as a
-    stream of data. Once a function of the user has asked for the name of its thread, each gets as
-    many records as any other: the next task is for the idle thread that has had the fewest, once
-    the one that had the last task has had its turn.
+    stream of data. Once a function of the user has asked its thread for a name or identifier, each
+    gets as many records as any other: the next task is for the idle thread that has had the fewest,
+    once the one that had the last task has had its turn. `threading.get_ident` and
+    `threading.local` are not noticed, nor need be by functions: what the busy thread keeps is all.
 
     A thread is started when it first has a task. Threads refer only to the pool, and the pool not
     to the source of its tasks; so they end when the pool's owner is gone.
