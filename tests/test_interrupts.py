@@ -1,7 +1,9 @@
 """Signals during any line of a `next`: the next call returns the next element, and none is lost."""
 
 import contextlib
+import functools
 import gc
+import io
 import linecache
 import os
 import random
@@ -19,6 +21,8 @@ from under_test import INLINE, IS_GRAIN, experimental, grain
 
 if not IS_GRAIN:
     from grainmill._stats.thread_clock import ThreadClock
+
+from grainmill._interrupts import came_after_call
 
 MapDataset, IterDataset = grain.MapDataset, grain.IterDataset
 PACKAGE = f"{os.sep}grainmill{os.sep}"
@@ -67,6 +71,23 @@ class Blocks:
 
     def __getitems__(self, indices):
         return [np.array(index) for index in indices]
+
+
+SIGNALS = ["thread_prefetch", "main_job", "interleave", "user_iter_mixed", "operations"]
+# Quick iterators, whose time goes into their own `__next__`, which may call that of another.
+QUICK = {
+    "numbers": lambda: iter(MapDataset.range(300).to_iter_dataset(INLINE)),
+    "elastic": lambda: elastic(MapDataset.range(300)),
+    "elastic_shards": lambda: elastic(MapDataset.range(300).filter(lambda x: x % 3 > 0)),
+    "progress": lambda: grain.progress(
+        iter(MapDataset.range(150).to_iter_dataset(INLINE)), file=io.StringIO()
+    ),
+}
+
+
+def elastic(dataset):
+    shard = grain.sharding.ShardOptions(1, 2)
+    return experimental.ElasticIterator(dataset, 4, shard, read_options=INLINE)
 
 
 def arrays(options=INLINE):
@@ -210,19 +231,18 @@ def runs_finalizer(frame):
     return code.co_name == "__del__" or "weakref" in code.co_filename
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, Preempted])
-@pytest.mark.parametrize("name", ["thread_prefetch", "main_job", "interleave", "user_iter_mixed"])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Preempted, IndexError])
+@pytest.mark.parametrize("name", [*SIGNALS, *QUICK])
 def test_nothing_is_lost_where_signals_come(name, kind):
-    dataset = dataset_of(name)
-    expected = [encode(element) for element in dataset]
+    make = QUICK.get(name) or functools.partial(iter, dataset_of(name))
+    expected = [encode(element) for element in make()]
     moments = random.Random(0)
     num_interrupts = 0
     waiting = False
 
     def interrupt(_, frame):
         # A thread that is slow to take its turn may bring the signal after `next` has returned.
-        # While `__next__` returns the element, the caller may or may not get it.
-        if waiting and frame.f_code.co_filename != __file__ and frame.f_code.co_name != "__next__":
+        if waiting and frame.f_code.co_filename != __file__:
             while frame is not None and not runs_finalizer(frame):
                 frame = frame.f_back
             if frame is None:
@@ -232,7 +252,7 @@ def test_nothing_is_lost_where_signals_come(name, kind):
     gc.disable()  # Python ignores what is raised while it collects
     try:
         for _ in range(40):
-            iterator, found = iter(dataset), []
+            iterator, found = make(), []
             while len(found) < len(expected):
                 element = None
                 try:
@@ -303,3 +323,32 @@ def test_the_clock_of_a_thread_leaves_no_file_open_wherever_a_signal_comes():
     assert len(open_statistics()) == len(before) + 1
     del clock
     assert open_statistics() == before
+
+
+class Late(Exception):  # noqa: N818 - what a handler raises
+    """Raised by the handler of a signal that comes while C computes."""
+
+
+@pytest.mark.parametrize("num_calls", [1, 100])
+def test_an_interrupt_after_a_call_is_known(num_calls):
+    """Also once the interpreter has adapted the call to what it calls."""
+
+    def handler(_, __):
+        raise Late
+
+    def position(values, value):
+        try:
+            return values.index(value)
+        except Late as late:
+            return came_after_call(late)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        for _ in range(num_calls - 1):
+            position([0], 0)
+        values = [0.5] * 3_000_000 + [1]
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        assert position(values, 1) is True
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

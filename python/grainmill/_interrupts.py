@@ -96,4 +96,5 @@ def came_after_call(failure: BaseException) -> bool:
     traceback = failure.__traceback__
     if traceback is None:
         return False
-    return opname[traceback.tb_frame.f_code.co_code[traceback.tb_lasti]].startswith("CALL")
+    name = opname[traceback.tb_frame.f_code.co_code[traceback.tb_lasti]]
+    return name.startswith(("CALL", "PRECALL"))  # CPython 3.11 makes most calls of C in `PRECALL`

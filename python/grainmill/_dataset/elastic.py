@@ -215,11 +215,25 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
             return self._reader.iterator()
 
     def __next__(self) -> T_co:
+        reader, is_taken = self._reader, False
+        try:
+            with self._lock:
+                self._check_open()
+                iterator = reader.iterator()
+                element: T_co = iterator.__next__()  # no signal handler runs after it
+                is_taken = True
+                reader.next_index += reader.size
+                return element
+        except BaseException:
+            if is_taken:  # interrupted while the lock was released
+                self._take_back()
+            raise
+
+    def _take_back(self) -> None:
+        """See `PipelineDatasetIterator._take_back`."""
         with self._lock:
-            self._check_open()
-            element: T_co = next(self._reader.iterator())
-            self._reader.count_step()
-            return element
+            self._reader.next_index -= self._reader.size
+            self._reader.iterator()._take_back()  # noqa: SLF001 - the one of its elements
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state after the element last returned, as a new dict that JSON can represent.

@@ -31,6 +31,8 @@ _NAME = "ElasticIterator"
 class _Reader:
     """Opens the iterator over a process's elements when it is first needed."""
 
+    size: int  # the global size of a batch
+    next_index: int = 0  # the elements that all processes together have taken, if batches are full
     _iterator: PipelineDatasetIterator[Any] | None = None
 
     def iterator(self) -> PipelineDatasetIterator[Any]:
@@ -51,9 +53,6 @@ class _Reader:
     def _opened(self) -> PipelineDatasetIterator[Any]:
         raise NotImplementedError
 
-    def count_step(self) -> None:
-        """Called after each element of the iterator."""
-
     def close(self) -> None:
         """Closes the iterator."""
         if self._iterator is not None:
@@ -72,17 +71,16 @@ class ByIndex(_Reader):
         multiprocessing_options: MultiprocessingOptions | None,
     ) -> None:
         self._ds = ds
-        self._size = global_batch_size
+        self.size = global_batch_size
         self._options = options
         self._read_options = read_options
         self._multiprocessing_options = multiprocessing_options
-        self._next_index = 0
 
     def _opened(self) -> PipelineDatasetIterator[Any]:
         count = self._options.shard_count
-        start = self._next_index + self._options.shard_index
+        start = self.next_index + self._options.shard_index
         rows = self._ds.slice(slice(start, None, count))
-        batches = rows.batch(local_batch_size(self._size, count), drop_remainder=True)
+        batches = rows.batch(local_batch_size(self.size, count), drop_remainder=True)
         dataset = batches.to_iter_dataset(self._read_options)
         if self._multiprocessing_options is not None:
             dataset = dataset.mp_prefetch(self._multiprocessing_options)
@@ -92,12 +90,9 @@ class ByIndex(_Reader):
     def _opened_after(self, _: PipelineDatasetIterator[Any]) -> PipelineDatasetIterator[Any]:
         return self._opened()
 
-    def count_step(self) -> None:
-        self._next_index += self._size
-
     def state(self) -> dict[str, Any]:
         """See `ElasticIterator.get_state`."""
-        return {_NEXT: self._next_index}
+        return {_NEXT: self.next_index}
 
     def restore(self, state: dict[str, Any]) -> None:
         """See `ElasticIterator.set_state`."""
@@ -106,7 +101,7 @@ class ByIndex(_Reader):
         if index is None:
             raise saved.refusal(f"`{_NEXT}`", "must be an integer", saved[_NEXT])
         self.close()
-        self._iterator, self._next_index = None, index
+        self._iterator, self.next_index = None, index
 
 
 _NEXT = "global_next_index"
@@ -122,7 +117,7 @@ class ByShard(_Reader):
         options: ShardOptions,
         multiprocessing_options: MultiprocessingOptions | None = None,
     ) -> None:
-        self._size = global_batch_size
+        self.size = global_batch_size
         self._options = options
         check_sliceable(node, max(2, options.shard_count))
         self._shards = plan.Shards(node, max(0, global_batch_size), multiprocessing_options)
@@ -134,14 +129,14 @@ class ByShard(_Reader):
         return range(self._options.shard_index, count, self._options.shard_count)
 
     def _opened(self) -> PipelineDatasetIterator[Any]:
-        local_batch_size(self._size, self._options.shard_count)  # the plainer error first
+        local_batch_size(self.size, self._options.shard_count)  # the plainer error first
         if not self._numbers:
             raise IndexError(
                 f"shard_index {self._options.shard_index} of {self._options.shard_count} has no "
                 f"elements: the dataset has {self._shards.count} shards, which is the largest "
                 "number of processes"
             )
-        return _opened(self._shards.of_process(self._numbers), self._size, self._options)
+        return _opened(self._shards.of_process(self._numbers), self.size, self._options)
 
     def state(self) -> dict[str, Any]:
         """See `ElasticIterator.get_state`."""
@@ -221,11 +216,11 @@ class ByUsersShards(_Reader):
     ) -> None:
         self._node = node
         self._dataset = dataset
-        self._size = global_batch_size
+        self.size = global_batch_size
         self._options = options
 
     def _opened(self) -> PipelineDatasetIterator[Any]:
-        return _opened(self._node, self._size, self._options)
+        return _opened(self._node, self.size, self._options)
 
     def state(self) -> dict[str, Any]:
         """See `ElasticIterator.get_state`."""

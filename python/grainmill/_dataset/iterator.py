@@ -15,7 +15,7 @@ from grainmill._dataset.statistics import report_on
 from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate import tuning
 from grainmill._evaluate.fuse import SKIPPED
-from grainmill._interrupts import came_after_call, raise_interrupt, suppressed
+from grainmill._interrupts import came_after_call, is_interrupt, raise_interrupt, suppressed
 from grainmill._iterators.cursor import constant_state, copy_state
 from grainmill._iterators.metering import PullMeter
 from grainmill._iterators.open import open_stage
@@ -363,12 +363,12 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
             if waiting:
                 try:
                     return waiting.pop()
-                except IndexError:
-                    pass  # another thread took it
                 except BaseException as failure:
-                    if came_after_call(failure):
-                        self._restore_popped()
-                    raise
+                    if is_interrupt(failure):
+                        if came_after_call(failure):
+                            self._take_back()
+                        raise
+                    # An `IndexError`: another thread took it.
             lock, is_held = self._lock, False
             try:
                 for is_held in map(lock.acquire, _AT_ONCE):  # noqa: B007 - see there
@@ -424,8 +424,8 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
             drop_inner_frames(failure)
             raise
 
-    def _restore_popped(self) -> None:
-        """Makes the next call compute the element again that `pop` returned to an interrupt."""
+    def _take_back(self) -> None:
+        """Makes the next call compute the last element again, which has not reached the caller."""
         with self._lock:
             point = self._delivered_point()
             if point is not None:
@@ -733,16 +733,23 @@ class ObservedIterator(PipelineDatasetIterator[T_co]):
     def __next__(self) -> T_co:
         element = super().__next__()
         if element is not None:
-            self.__class__ = self._kind  # type: ignore[assignment]  # later elements cost no more
-            directory = drawing_directory()
-            if logs_summary():
-                SummaryLog(self)
-            elif directory is not None and not self._recorder.tracks:
-                draw(self, directory)
-            if not self._recorder.tracks:
-                self._recorder.spec_of = None  # from now on, pulls are timed now and then only
-                self._meter.stop()
+            try:
+                self._observe()
+            except BaseException:
+                self._take_back()
+                raise
         return element
+
+    def _observe(self) -> None:
+        self.__class__ = self._kind  # type: ignore[assignment]  # later elements cost no more
+        directory = drawing_directory()
+        if logs_summary():
+            SummaryLog(self)
+        elif directory is not None and not self._recorder.tracks:
+            draw(self, directory)
+        if not self._recorder.tracks:
+            self._recorder.spec_of = None  # from now on, pulls are timed now and then only
+            self._meter.stop()
 
 
 @functools.cache

@@ -63,19 +63,28 @@ class ProgressIterator(Iterator[T_co], Generic[T_co]):
         return self
 
     def __next__(self) -> T_co:
-        started_s = time.perf_counter()
+        started_s, count = time.perf_counter(), self._count
         try:
-            element = next(self._iterator)
+            element = self._iterator.__next__()  # our iterators: no signal handler runs after it
         except BaseException:
             self._end()
             raise
+        try:
+            self._took(started_s)
+        except BaseException:  # an interrupt, or nobody reads the output
+            if hasattr(self._iterator, "_take_back"):
+                self._iterator._take_back()  # noqa: SLF001 - of our own
+                self._count = count
+            raise
+        return element
+
+    def _took(self, started_s: float) -> None:
         now_s = time.perf_counter()
         self._wait_s += now_s - started_s
         self._count += 1
         if now_s >= self._next_s:
             self._next_s = now_s + self._interval_s
             self._show(now_s)
-        return element
 
     def __getattr__(self, name: str) -> Any:
         if name == "_iterator":  # not initialised

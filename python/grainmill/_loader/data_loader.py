@@ -331,8 +331,14 @@ class DataLoaderIterator(Savable, Iterator[Loaded_co], Generic[Loaded_co]):
             self.set_state(to_bytes(state) if isinstance(state, dict) else state)
 
     def __next__(self) -> Loaded_co:
-        element: Loaded_co = next(self._iterator)
+        # No signal handler runs after this call, as one may after `next`.
+        element: Loaded_co = self._iterator.__next__()
         return element
+
+    def _take_back(self) -> None:
+        """See `PipelineDatasetIterator._take_back`."""
+        iterator: Any = self._iterator
+        iterator._take_back()  # noqa: SLF001 - the loader's own iterator
 
     def get_state(self) -> bytes:
         """Returns the state after the element last returned, as JSON in bytes."""
