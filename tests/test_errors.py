@@ -1138,6 +1138,13 @@ NO_SOURCES = {
     "an array without axes": (np.array(5), "unsized"),
     "a generator": ((x for x in range(3)), "must have `__getitem__`"),
     "a set": ({1, 2}, "must have `__getitem__`"),
+    "an iterator": (map(abs, [1]), "a class that derives from `grain.IterDataset`"),
+    "a path": ("data/x.array_record", "whose elements are its characters"),
+}
+NO_DATA_SOURCES = {
+    name: value
+    for name, value in NO_SOURCES.items()
+    if name not in {"a failing length", "no length", "an array without axes"}
 }
 
 
@@ -1148,6 +1155,25 @@ def test_what_is_no_source_is_not_taken_for_an_endless_one(make, name):
     source, text = NO_SOURCES[name]
     with pytest.raises(TypeError, match=text):
         make(source)
+
+
+def load_in_order(source):
+    shard = grain.sharding.NoSharding()
+    sampler = grain.samplers.SequentialSampler(2, shard)
+    return grain.DataLoader(data_source=source, sampler=sampler, worker_count=0)
+
+
+@pytest.mark.better_than_grain("loads what indexing a class or a stream gives")
+@pytest.mark.parametrize("name", NO_DATA_SOURCES)
+def test_what_is_no_source_is_none_of_a_loader_either(name):
+    """It asks for the elements that its sampler names, so a source needs no length."""
+    source, text = NO_DATA_SOURCES[name]
+    with pytest.raises(TypeError, match=text if "a class that" not in text else "`data_source`"):
+        load_in_order(source)
+
+
+def test_a_loader_takes_a_source_without_length():
+    assert list(load_in_order(_source_class()())) == [0, 1]
 
 
 def test_a_source_without_length_never_ends():

@@ -5,6 +5,7 @@ import pickle
 import re
 import sys
 import threading
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -576,6 +577,23 @@ def test_random_images_are_those_of_pil():
         data = random_jpeg(rng)
         found = DecodeImage().map(data)
         np.testing.assert_array_equal(found, by_pil(opened(data)), f"JPEG {seed}")
+
+
+def test_images_that_opencv_wrote_are_those_of_pil():
+    """With all samplings, restarts, filters and strategies; `data/opencv_images.py` wrote them."""
+    with zipfile.ZipFile(Path(__file__).parent / "data/opencv.zip") as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    assert len(files) == 120
+    for name, data in files.items():
+        is_gray_16 = opened(data).mode.startswith("I")  # see `LIKE_PIL`
+        for channels in MODES:
+            if is_gray_16:
+                gray = Image.fromarray((np.asarray(opened(data)) >> 8).astype(np.uint8))
+                expected = by_pil(gray, channels)
+            else:
+                expected = by_pil(opened(data), channels)
+            found = DecodeImage(channels=channels).map(data)
+            np.testing.assert_array_equal(found, expected, f"{name} {channels}")
 
 
 # --- bad images and arguments --------------------------------------------------------------------

@@ -23,7 +23,7 @@ from grainmill._plan.multiprocessing_options import (
     MultiprocessingOptions,
 )
 from grainmill._plan.options import ReadOptions
-from grainmill._plan.random_access import source_len
+from grainmill._plan.random_access import check_source, source_len
 from grainmill._plan.sharding import NoSharding, ShardOptions
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ class DataLoader(Shown, Generic[Loaded_co]):
                 "Worker buffer size must be greater than or equal zero."
                 f"Current worker_buffer_size is {worker_buffer_size}."
             )
+        check_source(data_source, "data_source")
         for name, indexed in (("data_source", data_source), ("sampler", sampler)):
             if not hasattr(indexed, "__getitem__"):
                 raise TypeError(

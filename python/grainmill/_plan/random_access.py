@@ -37,42 +37,56 @@ PRACTICALLY_ENDLESS = 10**15
 _PATH_LIKE = re.compile(r"[/\\*]|\.\w+$")
 
 
+def check_source(source: Any, name: str = "source") -> None:
+    """Raises a `TypeError` if `source` is none although it may be indexed."""
+    kind = type(source).__name__
+    if isinstance(source, type):
+        raise TypeError(
+            f"`{name}` must be an object with records, got the class `{source.__name__}`: did you "
+            f"mean `{source.__name__}(...)`?"
+        )
+    if isinstance(source, str) and _PATH_LIKE.search(source):
+        raise TypeError(
+            f"`{name}` must be an object with records, got the text "
+            f"{source!r}, whose elements are its characters: to read a file, pass a source such as "
+            "`grain.sources.ArrayRecordDataSource(path)`"
+        )
+    if (
+        hasattr(source, "__getitem__")
+        and hasattr(source, "__iter__")
+        and not hasattr(source, "__len__")
+    ):
+        raise TypeError(
+            f"`{name}` must have `__len__`, but a {kind} can only be iterated: derive a class from "
+            "`grain.IterDataset` whose iterator does so, or read it by index, for example a data "
+            "set of Hugging Face without `streaming=True`"
+        )
+
+
 def source_len(source: Any) -> int | None:
     """The number of records of a user's object, `None` if it has no `__len__`: it never ends.
 
     Raises:
         TypeError: The object cannot be indexed, or can be iterated and has no length.
     """
-    name = type(source).__name__
-    if isinstance(source, type):
-        raise TypeError(
-            f"`source` must be an object with records, got the class `{source.__name__}`: did you "
-            f"mean `{source.__name__}(...)`?"
-        )
-    if isinstance(source, str) and _PATH_LIKE.search(source):
-        raise TypeError(
-            "`source` must be an object with records, got the text "
-            f"{source!r}, whose elements are its characters: to read a file, pass a source such as "
-            "`grain.sources.ArrayRecordDataSource(path)`"
-        )
+    check_source(source)
     if not hasattr(source, "__getitem__"):
+        is_iterated = hasattr(source, "__iter__") and not hasattr(source, "__len__")
+        hint = (
+            "; what can only be iterated is read by a class that derives from `grain.IterDataset`"
+        )
         raise TypeError(
             "`source` must have `__getitem__` and `__len__`, such as a list or an "
-            f"`ArrayRecordDataSource`, got {source!r} of type {name}"
+            f"`ArrayRecordDataSource`, got {source!r} of type {type(source).__name__}"
+            f"{hint if is_iterated else ''}"
         )
-    if hasattr(source, "__len__"):
-        try:
-            return len(source)
-        except TypeError as error:
-            error.add_note(f"in `len` of the source, a {name}")
-            raise
-    if hasattr(source, "__iter__"):
-        raise TypeError(
-            f"`source` must have `__len__`, but a {name} can only be iterated: derive a class from "
-            "`grain.IterDataset` whose iterator does so, or read it by index, for example a data "
-            "set of Hugging Face without `streaming=True`"
-        )
-    return None
+    if not hasattr(source, "__len__"):
+        return None
+    try:
+        return len(source)
+    except TypeError as error:
+        error.add_note(f"in `len` of the source, a {type(source).__name__}")
+        raise
 
 
 @lazy_dataclass
