@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _HAS_VARARGS: Final = 0x04  # `inspect.CO_VARARGS`
+_SIGNALS: Final = [int(number) for number in signal.valid_signals()]  # listing them takes long
 
 
 def is_interrupt(failure: BaseException) -> bool:
@@ -39,7 +40,7 @@ def is_interrupt(failure: BaseException) -> bool:
 def _handlers() -> set[CodeType]:
     """The code of the signal handlers, which may assign another value to their argument."""
     codes = set()
-    for number in signal.valid_signals():
+    for number in _SIGNALS:
         handler: Any = signal.getsignal(number)
         while isinstance(handler, functools.partial):
             handler = handler.func
