@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 import effort
 import pytest
@@ -36,6 +37,8 @@ WAITING = {
     *("test_threads_in_workers", "test_tool_formats", "test_tools", "test_untrusted_servers"),
     "test_worker_tracebacks",
 }
+# What the processes that tests start find in place of pytest, which takes them long to import.
+IN_WORKERS = str(Path(__file__).with_name("in_workers"))
 SHARE = os.environ.get("GRAINMILL_TESTS")  # "waiting", "computing", or both
 
 
@@ -81,6 +84,11 @@ def pytest_collection_finish():
     # Millions of objects of what the tests import, which every `gc.collect()` would visit.
     gc.collect()
     gc.freeze()
+    sys.path.insert(0, IN_WORKERS)
+
+
+def pytest_sessionfinish():
+    sys.path[:] = [entry for entry in sys.path if entry != IN_WORKERS]
 
 
 def pytest_collection_modifyitems(config, items):
