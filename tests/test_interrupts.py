@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import io
+import itertools
 import linecache
 import os
 import random
@@ -152,28 +153,34 @@ class Interrupt:
 @pytest.mark.parametrize("place", ["line", "c_return"])
 @pytest.mark.parametrize("name", [*NAMES, *MORE])
 def test_nothing_is_lost_or_repeated_after_an_interrupt(name, place):
-    check(name, [KeyboardInterrupt, Preempted], place, effort.cases(14, 600))
+    check(name, [KeyboardInterrupt, Preempted], place, effort.cases(2, 120), 5)
 
 
 @pytest.mark.parametrize("place", ["line", "c_return"])
 @pytest.mark.parametrize("name", WORKERS)
 def test_nothing_is_lost_or_repeated_after_an_interrupt_with_workers(name, place):
-    check(name, [Preempted], place, effort.cases(2, 50))
+    check(name, [Preempted], place, effort.cases(1, 25), 2)
 
 
-def check(name, kinds, place, num_cases):
-    """Interrupts a `next` at places drawn by chance, the first ones among them, by each kind."""
+def check(name, kinds, place, num_elements, num_places):
+    """Interrupts the `next` of some elements, each at places drawn by chance or at the first ones.
+
+    The kinds of exceptions take turns. Which elements they are is drawn as well.
+    """
     dataset = dataset_of(name)
     expected = [encode(element) for element in dataset]
     draw = random.Random(f"{name} {place} {effort.SEED}")
-    for case in range(num_cases):
+    kinds = itertools.cycle(kinds)
+    for nth in range(num_elements):
         num_before = draw.randrange(len(expected))
-        num_places = count_places(dataset, num_before, place)
-        if num_places:
-            nth = case // len(kinds)
-            at = min(nth + 1, num_places) if nth < 4 else draw.randint(1, num_places)
-            kind = kinds[case % len(kinds)]
-            check_place(dataset, expected, num_before, Interrupt(at, kind, place))
+        last = count_places(dataset, num_before, place)
+        places = [2 * nth + 1, 2 * nth + 2] if nth < 2 else []  # the first four of all
+        if last:
+            places += [draw.randint(1, last) for _ in range(num_places - len(places))]
+        for at in places:
+            if at <= last:
+                interrupt = Interrupt(at, next(kinds), place)
+                check_place(dataset, expected, num_before, interrupt)
 
 
 def count_places(dataset, num_before, place):
@@ -251,7 +258,7 @@ def test_nothing_is_lost_where_signals_come(name, kind):
     before = signal.signal(signal.SIGALRM, interrupt)
     gc.disable()  # Python ignores what is raised while it collects
     try:
-        for _ in range(40):
+        for _ in range(effort.cases(12, 40)):
             iterator, found = make(), []
             while len(found) < len(expected):
                 element = None

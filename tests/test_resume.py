@@ -68,7 +68,7 @@ def _rest_after(iterator, state):
 def check_stage(make_dataset, *, few_new=False):
     """Every position of a finite dataset can be saved, and restored anywhere and repeatedly.
 
-    With `few_new`, new iterators restore the position in the middle only; a used one restores all.
+    With `few_new`, one new iterator restores the position in the middle, and a used one all.
     """
     dataset = make_dataset()
     elements, states = _full_pass(dataset)
@@ -79,13 +79,13 @@ def check_stage(make_dataset, *, few_new=False):
         rest, state = elements[place:], json.loads(text)
         is_new = not few_new or place == len(states) // 2
         if is_new:
-            fresh = iter(make_dataset())
+            fresh = iter(dataset if few_new else make_dataset())
             assert _rest_after(fresh, state) == rest, f"new iterator at {place} from {text}"
             assert _rest_after(fresh, state) == rest, f"second restore at {place} from {text}"
             close(fresh)
         # The same dataset object, and an iterator that has reached the end and was restored.
         assert _rest_after(veteran, state) == rest, f"used iterator at {place} from {text}"
-        again = iter(dataset) if is_new else veteran
+        again = veteran if few_new else iter(dataset)
         again.set_state(state)
         assert json.loads(json.dumps(again.get_state())) == state, f"state at {place} changed"
         first = take(again, 1)
@@ -95,17 +95,19 @@ def check_stage(make_dataset, *, few_new=False):
             assert json.dumps(again.get_state()) == states[place + 1]
         again.set_state(state)
         assert take(again, None) == rest
-        if is_new:
+        if again is not veteran:
             close(again)
-    close(veteran)
     for place in range(len(states) - 1, -1, -len(states) if few_new else -3):
         # Backwards, in one iterator, without reaching the end in between.
-        iterator = iter(dataset)
+        iterator = veteran if few_new else iter(dataset)
+        if few_new:
+            iterator.set_state(json.loads(states[0]))
         take(iterator, place)
         target = place // 2
         iterator.set_state(json.loads(states[target]))
         assert take(iterator, None) == elements[target:], f"from {place} back to {target}"
         close(iterator)
+    close(veteran)
 
 
 @pytest.mark.parametrize("name", EVERY_STAGE)
