@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import grain as real
-import moto_server
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -127,44 +126,23 @@ def test_parts_come_in_the_proportions_of_the_text(bucket):
 DRAWN = 16
 
 
-@pytest.fixture(scope="module")
-def moto(files):
-    """The port of a server of moto with the files."""
-    with moto_server.running() as port:
-        for path in files.rglob("part-*"):
-            moto_server.put(port, f"corpus/{path.relative_to(files)}", path.read_bytes())
-        yield port
-
-
-@pytest.fixture
-def moto_bucket(moto, tmp_path, monkeypatch):
-    """The URL of a bucket of moto with the files."""
-    for name in list(os.environ):
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("GRAINMILL_CACHE_DIR", str(tmp_path / "cache"))
-    moto_server.use_s3(monkeypatch, moto)
-    return f"s3://{moto_server.BUCKET}/corpus"
-
-
-# Takes seconds for four new pipelines over a server in Python, Grain's beside them, and workers.
-def test_sequential_mixture_of_a_bucket_is_that_of_local_files_and_continues(files, moto_bucket):
+def test_sequential_mixture_of_a_bucket_is_that_of_local_files_and_continues(files, bucket):
     expected = taken(iter(sequential_pipeline(real, str(files))), DRAWN)
-    iterator = iter(sequential_pipeline(grain, moto_bucket))
+    iterator = iter(sequential_pipeline(grain, bucket))
     states = []
     for batch in expected:
         states.append(json.dumps(iterator.get_state()))
         assert taken(iterator, 1) == [batch]
     iterator.close()
     for number in (0, 5, 11):
-        assert continued(moto_bucket, json.loads(states[number]), 3) == expected[number:][:3]
+        assert continued(bucket, json.loads(states[number]), 3) == expected[number:][:3]
     program = (
         "import json, sys, sequential_mixture\n"
         "root, state, count = sys.argv[1:]\n"
         "print(json.dumps(sequential_mixture.continued(root, json.loads(state), int(count))))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, moto_bucket, states[9], str(DRAWN - 9)],
+        [sys.executable, "-c", program, bucket, states[9], str(DRAWN - 9)],
         cwd=Path(__file__).parent,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
@@ -176,21 +154,21 @@ def test_sequential_mixture_of_a_bucket_is_that_of_local_files_and_continues(fil
     # Each worker reads some of the files.
     with iter(sequential_pipeline(grain, str(files), num_workers=2)) as workers:
         local = taken(workers, 8)
-    with iter(sequential_pipeline(grain, moto_bucket, num_workers=2)) as workers:
+    with iter(sequential_pipeline(grain, bucket, num_workers=2)) as workers:
         assert taken(workers, 5) == local[:5]
         state = json.loads(json.dumps(workers.get_state()))
-    with iter(sequential_pipeline(grain, moto_bucket, num_workers=2)) as workers:
+    with iter(sequential_pipeline(grain, bucket, num_workers=2)) as workers:
         workers.set_state(state)
         assert taken(workers, 3) == local[5:]
 
 
-def test_sequential_datasets_take_patterns_and_directories_of_a_bucket(files, moto_bucket):
+def test_sequential_datasets_take_patterns_and_directories_of_a_bucket(files, bucket):
     experimental = grain.experimental
     for name in ("*.parquet", ""):
-        rows = list(experimental.ParquetIterDataset(f"{moto_bucket}/parquet/{name}"))
+        rows = list(experimental.ParquetIterDataset(f"{bucket}/parquet/{name}"))
         assert rows == list(experimental.ParquetIterDataset(f"{files}/parquet/{name}"))
         assert len(rows) == 120
     for name in ("*.tfrecord", ""):
-        records = list(experimental.TFRecordIterDataset(f"{moto_bucket}/tfrecord/{name}"))
+        records = list(experimental.TFRecordIterDataset(f"{bucket}/tfrecord/{name}"))
         texts = [PARSE.map(record)["text"].decode() for record in records]
         assert texts == [text("tfrecord", number) for number in range(120)]
