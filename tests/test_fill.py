@@ -202,9 +202,12 @@ def drained(batches):
     return made, None
 
 
-# Batches of 32 elements are computed in two parts; of 8, in one.
-@pytest.mark.parametrize("batch_size", [32, 8])
-@pytest.mark.parametrize("file", ["whole", "damaged"])
+# Batches of 32 elements are computed in two parts; of 8, in one. A damaged file ends both.
+@pytest.mark.parametrize(
+    ("batch_size", "file"),
+    [(32, "whole"), (8, "damaged")]
+    + [pytest.param(*case, marks=pytest.mark.long) for case in ((32, "damaged"), (8, "whole"))],
+)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", MAPS | BY_BATCH)
 def test_batches_are_those_of_single_elements(folder, name, shape, file, batch_size):

@@ -136,8 +136,15 @@ def mapped(source, options):
     return grain.MapDataset.range(len(source)).map(source.__getitem__).to_iter_dataset(options)
 
 
-@pytest.mark.parametrize("work", [10, 5000])
-@pytest.mark.parametrize(("num_threads", "buffer_size"), [(4, 16), (4, 500), (16, 500), (3, 100)])
+# Short and long functions take turns among the numbers, of which each goes with both in the end.
+@pytest.mark.parametrize(
+    ("num_threads", "buffer_size", "work"),
+    [(4, 16, 10), (4, 500, 5000), (16, 500, 10), (3, 100, 5000)]
+    + [
+        pytest.param(*case, marks=pytest.mark.long)
+        for case in ((4, 16, 5000), (4, 500, 10), (16, 500, 5000), (3, 100, 10))
+    ],
+)
 @pytest.mark.parametrize("pipeline", [read, loaded, mapped, batched, packed])
 def test_pipelines_give_each_thread_its_share(
     monkeypatch, pipeline, num_threads, buffer_size, work
