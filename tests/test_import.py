@@ -1,17 +1,20 @@
 """What importing the package imports, and flags of programs that import absl later or never."""
 
 import dataclasses
+import json
 import pickle
 import threading
 from typing import ClassVar
 
 import pytest
+from effort import cases
 from worker_harness import run_script
 
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.node import Node
 from grainmill._stages.limit import Limit
 from grainmill._stages.repeat import Repeat
+from grainmill._workers import launch
 
 # Optional packages, and parts of the standard library and NumPy that take milliseconds each and
 # that building a pipeline does not need.
@@ -201,3 +204,45 @@ def test_threads_may_use_a_node_class_first_at_the_same_time():
         for thread in threads:
             thread.join()
         assert made == [1] * 4
+
+
+TOGETHER = """
+import importlib, importlib.util, json, random, sys, threading
+launch_file, seed = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("launch", launch_file)
+launch = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(launch)
+package = launch.lazy_package()
+for module in ("_workers.worker", "_workers.zygote"):
+    importlib.import_module(f"grainmill.{module}")
+draw = random.Random(seed)
+names = ["__version__", "MapDataset", "DataLoader", "ReadOptions", "experimental", "config"]
+modules = ["checkpoint", "sources", "multiprocessing", "python", "transforms", "array_record"]
+ways = [lambda name=name: getattr(package, name) for name in names]
+ways += [lambda name=name: importlib.import_module(f"grainmill.{name}") for name in modules]
+barrier = threading.Barrier(12)
+failures = []
+
+def use(way, wait_s):
+    barrier.wait()
+    threading.Event().wait(wait_s)
+    try:
+        way()
+    except Exception as failure:
+        failures.append(repr(failure))
+
+draw.shuffle(ways)
+waits = [draw.choice([0, 0, 0.01, 0.05, 0.1]) for _ in ways]
+threads = [threading.Thread(target=use, args=each, daemon=True) for each in zip(ways, waits)]
+[thread.start() for thread in threads]
+[thread.join(60) for thread in threads]
+print(json.dumps([failures, sum(thread.is_alive() for thread in threads)]))
+"""
+
+
+@pytest.mark.parametrize("seed", range(cases(3, 100)))
+def test_threads_of_a_worker_may_use_the_package_first_at_the_same_time(seed, tmp_path):
+    """There it is imported when a function first uses it."""
+    done = run_script(TOGETHER, tmp_path, args=[launch.__file__, str(seed)])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[], 0]

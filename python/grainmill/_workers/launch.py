@@ -7,12 +7,14 @@ import importlib
 import importlib.util
 import pathlib
 import sys
+import threading
 from collections.abc import Sequence
 from types import ModuleType
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _NAME = "grainmill"
 _PUBLIC = {"__all__", "__version__", "__version_info__"}
+_LOCK = threading.RLock()
 
 
 class _LazyPackage(ModuleType):
@@ -20,28 +22,41 @@ class _LazyPackage(ModuleType):
 
     def __getattr__(self, name: str) -> object:
         spec = self.__spec__
-        is_special = name.startswith("__") and name not in _PUBLIC
-        if is_special or type(self) is ModuleType or spec is None:
+        # Modules of the package ask for such, whose locks `__init__.py` may wait for.
+        is_private = name.startswith("_") and name not in _PUBLIC
+        if is_private or spec is None or spec.loader is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        object.__setattr__(self, "__class__", ModuleType)
-        if spec.loader is not None:
-            spec.loader.exec_module(self)
+        with _LOCK:  # other threads wait until all names are there
+            if type(self) is _LazyPackage:
+                if spec.loader_state:  # asked for by `__init__.py` itself
+                    raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+                spec.loader_state = "running"
+                try:
+                    spec.loader.exec_module(self)
+                finally:
+                    spec.loader_state = None
+                object.__setattr__(self, "__class__", ModuleType)
         return getattr(self, name)
 
 
-def main(control_file: int, parent: int, modules: Sequence[str], *, fork: bool) -> None:
-    """Imports `modules` of the package, then runs the zygote; see `zygote.main`."""
+def lazy_package() -> ModuleType:
+    """Lets the package be imported, and returns it."""
     init = _ROOT / "__init__.py"
     spec = importlib.util.spec_from_file_location(
         _NAME, init, submodule_search_locations=[str(_ROOT)]
     )
     if spec is None:
         raise ImportError(f"{init} cannot be loaded")
-    package = _LazyPackage(_NAME)
+    package = sys.modules[_NAME] = _LazyPackage(_NAME)
     package.__spec__ = spec
     package.__path__ = [str(_ROOT)]
     package.__file__ = str(init)
-    sys.modules[_NAME] = package
+    return package
+
+
+def main(control_file: int, parent: int, modules: Sequence[str], *, fork: bool) -> None:
+    """Imports `modules` of the package, then runs the zygote; see `zygote.main`."""
+    lazy_package()
     for module in modules:
         importlib.import_module(module)
     importlib.import_module(f"{_NAME}._workers.zygote").main(control_file, parent, fork=fork)
