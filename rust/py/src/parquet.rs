@@ -19,7 +19,7 @@ use crate::arrow::{NullTree, Nulls, batch_column, cells, may_misfit, misfit};
 use crate::error::Raised;
 use crate::records::{PyReadQueue, positions, read_byte_len};
 use crate::storage::storage_of;
-use crate::waiting::wait_for;
+use crate::waiting::{wait_for, waiting};
 
 /// As many rows are read at a time to look for nulls.
 const MAX_SCANNED_ROWS: u64 = 1 << 16;
@@ -98,8 +98,8 @@ impl PyParquetFiles {
 
     /// The approximate size of a row in memory, in bytes.
     #[getter]
-    fn mean_byte_len(&self, py: Python<'_>) -> f64 {
-        py.detach(|| self.files.mean_byte_len())
+    fn mean_byte_len(&self, py: Python<'_>) -> PyResult<f64> {
+        waiting(py, || self.files.mean_byte_len())
     }
 
     /// The bytes of decoded pages that are kept.

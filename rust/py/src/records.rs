@@ -31,7 +31,7 @@ use crate::error::Raised;
 use crate::format::PyFormat;
 use crate::python_storage::PythonFiles;
 use crate::storage::storage_of;
-use crate::waiting::wait_for;
+use crate::waiting::{wait_for, waiting};
 
 /// Longer records are read before their `bytes` is allocated: a damaged index may claim any length.
 const MAX_SLOT_LEN: usize = 64 << 20;
@@ -194,8 +194,8 @@ impl PyRecordFiles {
 
     /// The approximate stored size of a record in bytes.
     #[getter]
-    fn mean_byte_len(&self, py: Python<'_>) -> f64 {
-        py.detach(|| self.0.mean_byte_len())
+    fn mean_byte_len(&self, py: Python<'_>) -> PyResult<f64> {
+        waiting(py, || self.0.mean_byte_len())
     }
 
     /// Whether recent reads had to wait for storage.
