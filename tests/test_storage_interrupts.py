@@ -124,13 +124,9 @@ def test_handlers_run_while_a_call_waits_and_what_they_raise_ends_it(folder):
     assert done.stdout == "the handler's own 1\n", done.stderr
 
 
-# A worker's request is not known here: the report says that it reads.
-IN_WORKERS = {"iterate with workers", "mp prefetch"}
-
-
 # 40 calls wait for a second each.
 def test_every_call_that_waits_for_a_server_is_reported(folder):
-    names = [name for name in names_of_calls() if name not in IN_WORKERS]
+    names = names_of_calls()
     for number, done in enumerate(run_calls(folder, names, {"REPORTED": "1"}, 8)):
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()

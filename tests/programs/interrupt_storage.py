@@ -10,6 +10,7 @@ import http.server
 import logging
 import os
 import pathlib
+import pickle
 import signal
 import sys
 import threading
@@ -92,6 +93,11 @@ def iterate(options, wrap=lambda ds: ds):
     next(iter(wrap(ds)))
 
 
+def iterate_copy(made):
+    """Opens the files again, while the iterator is made."""
+    next(iter(grain.MapDataset.source(pickle.loads(pickle.dumps(made))).to_iter_dataset(EAGER)))
+
+
 def resume(options):
     """Goes on after the interruption, with what would have come without it."""
     ds = grain.MapDataset.source(source()).shuffle(seed=1).to_iter_dataset(options)
@@ -107,6 +113,19 @@ def resume(options):
     finally:
         silent.clear()
         assert found + list(iterator) == expected
+
+
+def read_on(options, wrap=lambda ds: ds, wait_s=0.0):
+    """Reads after the server fell silent; of functions that wait, workers have threads."""
+    ds = grain.MapDataset.source(source()).map(lambda x: time.sleep(wait_s) or x)
+    silent.clear()
+    iterator = iter(wrap(ds.repeat().shuffle(seed=1).to_iter_dataset(options)))
+    for _ in range(100):
+        next(iterator)
+    asked.clear()
+    silent.set()
+    for _ in iterator:
+        pass
 
 
 def write_part():
@@ -144,6 +163,16 @@ CALLS = {
     "iterate in line": lambda: iterate(EAGER),
     "iterate with threads": lambda: iterate(grain.ReadOptions()),
     "iterate with workers": lambda: iterate(grain.ReadOptions(num_workers=1)),
+    "workers that read": lambda: read_on(grain.ReadOptions(num_workers=1)),
+    "workers that read on threads": lambda: read_on(
+        grain.ReadOptions(num_workers=2, num_threads=4), wait_s=0.002
+    ),
+    "mp prefetch that reads": lambda: read_on(
+        grain.ReadOptions(prefetch_buffer_size=4),
+        lambda ds: ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=1)),
+    ),
+    "iterate a copy": lambda: iterate_copy(source()),
+    "iterate a copy of parquet": lambda: iterate_copy(source(".parquet", "ParquetDataSource")),
     "batches": lambda: iterate(EAGER, lambda ds: ds.batch(4, batch_fn=list)),
     "thread prefetch": lambda: iterate(
         EAGER,

@@ -87,6 +87,7 @@ class Awaited(NamedTuple):
         lines: Where that element comes from.
         thread: The identifier of the thread, in this process.
         stacks: Returns the calls of each thread of a worker, the innermost one last.
+        requests: Returns what a worker may wait for, as `pending_requests` does in this process.
     """
 
     who: str
@@ -94,13 +95,15 @@ class Awaited(NamedTuple):
     lines: Sequence[str] = ()
     thread: int | None = None
     stacks: Callable[[], list[list[CodePlace]]] | None = None
+    requests: Callable[[], list[tuple[str, float, int]]] | None = None
 
     def text(self, waited: str, waited_s: float, more: str = "") -> str:
         """A report that it `waited`, with the places of the user's code, of several lines."""
         lines = [f"{self.who} {waited} {self.doing}{more}", *self.lines]
         with suppressed():  # the report matters more than the places
-            if self.stacks is None:
-                lines += _requests_shown(waited_s)
+            requests = self.requests() if self.requests else pending_requests(waited_s)
+            lines += _requests_shown(requests, waited_s)
+        with suppressed():
             lines += _shown(self.stacks() if self.stacks else _stacks(self.thread))
         return "\n  ".join(lines)
 
@@ -237,10 +240,11 @@ class _StorageWaits(threading.local):
 report_waits_to(_StorageWaits())
 
 
-def _requests_shown(waited_s: float) -> list[str]:
-    """The objects that a thread of this process may wait for, since so long."""
+def _requests_shown(requests: list[tuple[str, float, int]], waited_s: float) -> list[str]:
+    """The objects of `requests` that somebody may wait for, since so long."""
     lines = []
-    for url, since_s, num_retries in pending_requests(waited_s)[:_MAX_OBJECTS]:
+    recent = [request for request in requests if request[1] <= waited_s]
+    for url, since_s, num_retries in (recent or requests)[:_MAX_OBJECTS]:
         if since_s >= CHECK_S:
             retries = "1 retry" if num_retries == 1 else f"{num_retries} retries"
             lines.append(f"waiting for {url} for {since_s:.0f} s, {retries}")

@@ -216,7 +216,9 @@ class WorkerPool:
             with contextlib.suppress(Exception):  # the report matters more than the origin
                 lines = self._origin(*elements)
         stacks = functools.partial(self._group.stacks, worker)
-        return Awaited(f"worker {worker}", self._activity(pending), lines, stacks=stacks)
+        requests = functools.partial(self._group.requests, worker)
+        doing = self._activity(pending)
+        return Awaited(f"worker {worker}", doing, lines, stacks=stacks, requests=requests)
 
     def _elements(
         self, pending: PendingResult, last_started: PendingResult | None = None

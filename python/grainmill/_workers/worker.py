@@ -319,7 +319,7 @@ class WorkerFiles(NamedTuple):
         job: The file with the pickled job.
         shared_budget: The page that all workers share.
         shared_index: See `WorkerContext.index_file`.
-        stacks: The pipe for `stacks.write_on_signal`.
+        stacks: The pipe for `stacks.write_on_signals`.
     """
 
     connection: int
@@ -348,7 +348,7 @@ def run(files: WorkerFiles, config: WorkerConfig) -> NoReturn:
 
 
 def _serve(files: WorkerFiles, config: WorkerConfig) -> None:
-    stacks.write_on_signal(files.stacks)
+    stacks.write_on_signals(files.stacks)
     serves_parent[0] = True
     connection = socket.socket(fileno=files.connection)
     shared_budget = SharedBudget.open(files.shared_budget, config.num_workers, config.budget_bytes)

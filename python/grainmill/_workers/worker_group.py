@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from grainmill._plan.tracebacks import CodePlace
+    from grainmill._workers.stacks import Requests
     from grainmill._workers.worker import Job
 
 _ALIGNMENT = 64
@@ -125,14 +126,18 @@ class WorkerGroup:
 
         The worker writes them when it gets a signal, whatever it is doing. Any thread may call it.
         """
+        return self._stack_readers[worker].stacks(lambda: self._signal(worker, stacks.SIGNAL))
 
-        def request() -> None:
-            if self._forks:
-                wire.send(self.control_sockets[0], worker)  # the zygote sends the signal
-            else:
-                os.kill(self._processes[worker].pid, stacks.SIGNAL)
+    def requests(self, worker: int) -> Requests:
+        """What a worker waits for; none if it is stopped, or calls what does not return."""
+        send = self._signal
+        return self._stack_readers[worker].requests(lambda: send(worker, stacks.REQUESTS_SIGNAL))
 
-        return self._stack_readers[worker].requested(request)
+    def _signal(self, worker: int, number: int) -> None:
+        if self._forks:  # the zygote sends the signal
+            wire.send(self.control_sockets[0], stacks.Wanted(worker, number))
+        else:
+            os.kill(self._processes[worker].pid, number)
 
     def check_open(self) -> None:
         """Raises `ValueError` if the workers were told to end."""
@@ -295,7 +300,8 @@ def _started_process(
         )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as `multiprocessing` starts its own
         # The child lets these through once it has handlers for them.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, stacks.SIGNAL])
+        signals = [signal.SIGTERM, stacks.SIGNAL, stacks.REQUESTS_SIGNAL]
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         try:
             process = subprocess.Popen(
                 [sys.executable, *flags, "-c", code],

@@ -35,7 +35,7 @@ def main(control_file: int, parent: int, *, fork: bool) -> None:
     # A preemption sends it to the whole group of a trainer that still wants to save its state. With
     # a handler in place of `SIG_IGN`, programs that workers run end by it as they always do.
     signal.signal(signal.SIGTERM, _ignore)
-    stacks.ignore_signal()
+    stacks.ignore_signals()
     # Otherwise every worker would ignore or block the signals that the parent does.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -81,10 +81,10 @@ class _Zygote:
             config, files = wire.receive(self._control)
         except EOFError:
             return False
-        if isinstance(config, int):
+        if isinstance(config, stacks.Wanted):
             for number, pid in self._workers.values():
-                if number == config:
-                    os.kill(pid, stacks.SIGNAL)
+                if number == config.worker:
+                    os.kill(pid, config.signal)
             return True
         threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - only their number matters
         if threads > 1:
