@@ -112,6 +112,40 @@ def test_child_forked_while_threads_share_loops_does_not_wait_for_them():
 
 
 @has_affinity
+@pytest.mark.parametrize("num_more", [0, 1, 5])
+def test_threads_that_cannot_be_started_are_not_needed(num_more):
+    """All of a pool or none: of six helpers, the first ones end again."""
+    program = """
+        import resource, time
+        others = count_threads()
+        if os.getuid() == 0:
+            os.setuid(2_000_000_123)  # root has no limit, and nobody else has threads of this user
+        resource.setrlimit(resource.RLIMIT_NPROC, (others + int(sys.argv[1]),) * 2)
+        _native.limit_threads(7)
+        print(copies(rows=8), copies(1), copies(2))
+        while count_threads() > others:
+            time.sleep(0.01)
+        print(copies(3), num_helpers())
+    """
+    assert output(program, num_more) == ["True", "True", "True", "True", "0"]
+
+
+@has_affinity
+def test_cores_may_be_taken_away_and_given_back_at_any_time():
+    program = """
+        cores = os.sched_getaffinity(0)
+        _native.limit_threads(3)
+        found = []
+        for allowed in [cores, {min(cores)}, cores, {max(cores)}]:
+            for thread in os.listdir("/proc/self/task"):
+                os.sched_setaffinity(int(thread), allowed)
+            found += [copies(seed, rows=16) for seed in range(5)]
+        print(all(found), len(found), num_helpers())
+    """
+    assert output(program) == ["True", "20", "2"]
+
+
+@has_affinity
 def test_workers_share_the_cores():
     program = """
         import grainmill as grain

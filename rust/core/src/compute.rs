@@ -223,7 +223,11 @@ mod tests {
     const HANGS: Duration = Duration::from_secs(60);
 
     fn pool(num_threads: usize) -> &'static Pool {
-        Box::leak(Box::new(Pool::with_threads(num_threads)))
+        // A sanitizer takes what nothing refers to for lost.
+        static POOLS: Mutex<Vec<&Pool>> = Mutex::new(Vec::new());
+        let pool: &Pool = Box::leak(Box::new(Pool::with_threads(num_threads)));
+        lock(&POOLS).push(pool);
+        pool
     }
 
     /// Waits until all threads of `pool` have left its loops.
@@ -337,6 +341,33 @@ mod tests {
         let counts: [AtomicUsize; 9] = Default::default();
         count(pool, &counts);
         assert_eq!(counts.map(AtomicUsize::into_inner), [1; 9]);
+    }
+
+    #[test]
+    fn shares_are_dropped_once_each_though_some_panic() {
+        struct Share<'a>(usize, &'a [AtomicUsize]);
+        impl Drop for Share<'_> {
+            fn drop(&mut self) {
+                self.1[self.0].fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        limit_threads(4);
+        for num_shares in [1, 2, 5, 40] {
+            for (first, step) in [(0, 1), (0, 100), (1, 3), (num_shares - 1, 1)] {
+                let drops: Vec<AtomicUsize> =
+                    std::iter::repeat_with(Default::default).take(num_shares).collect();
+                let shares = (0..num_shares).map(|number| Share(number, &drops)).collect();
+                let outcome = catch_unwind(AssertUnwindSafe(|| {
+                    map(shares, |share: Share<'_>| {
+                        let panics = share.0 >= first && (share.0 - first).is_multiple_of(step);
+                        assert!(!panics, "expected by the test");
+                    })
+                }));
+                assert_eq!(outcome.is_err(), first < num_shares);
+                assert!(drops.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+            }
+        }
+        assert_eq!(map(vec![1, 2, 3], |share| share + 1), [2, 3, 4]);
     }
 
     #[test]
