@@ -3,6 +3,8 @@
 import datetime
 import json
 import random
+import subprocess
+import sys
 import tracemalloc
 
 import grain as real_grain
@@ -428,6 +430,116 @@ def test_a_page_that_compresses_well_is_read_if_the_limit_is_raised(tmp_path, mo
     monkeypatch.setenv("GRAINMILL_MAX_PAGE_BYTES", "much")
     with pytest.raises(ValueError, match="`GRAINMILL_MAX_PAGE_BYTES` must be a number of bytes"):
         ParquetDataSource(path)[0]
+
+
+LONG = "long " * 200_000
+# Reads rows of a file in a process of its own, and prints what that took in megabytes.
+READER = """
+import resource, sys
+import numpy
+from grainmill.experimental import ParquetIterDataset
+from grainmill.sources import ParquetDataSource
+from grainmill._tools.main import main
+LONG = "long " * 200_000
+def parts(value):
+    values = value.values() if isinstance(value, dict) else value
+    is_nested = isinstance(value, (dict, list, tuple, numpy.ndarray))
+    return [part for other in values for part in parts(other)] if is_nested else [value]
+def check(row):
+    found = parts(row)
+    assert found and all(value in (LONG, LONG.encode(), b"short", "short") for value in found)
+    return len(found)
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+before = peak()
+source = ParquetDataSource(sys.argv[1])
+assert check(source[len(source) // 2]) and check(source[len(source) - 1])
+assert sum(map(check, source.__getitems__([0, 7, len(source) - 2]))) >= 3
+assert check(next(iter(ParquetIterDataset(sys.argv[1]))))
+assert main(["verify", sys.argv[1]]) == 0
+print(peak() - before)
+"""
+
+
+def repeated(kind, shape, num_rows):
+    """A column with many rows of one long value, and few of a short one."""
+    words = pa.array([LONG, "short"]).cast(kind)
+    indices = np.zeros(num_rows, np.int32)
+    indices[::100] = 1
+    values = pa.DictionaryArray.from_arrays(indices, words)
+    match shape:
+        case "list":
+            return pa.ListArray.from_arrays(np.arange(0, num_rows + 1, 2, np.int32), values)
+        case "struct":
+            return pa.StructArray.from_arrays([values, values], ["a", "b"])
+        case "map":
+            offsets = np.arange(0, num_rows + 1, 2, np.int32)
+            return pa.MapArray.from_arrays(offsets, values, values)
+    return values
+
+
+@pytest.mark.parametrize("shape", ["flat", "list", "struct", "map"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (pa.string(), {}),
+        (pa.binary(), {"data_page_version": "2.0", "write_page_index": True}),
+        (pa.large_string(), {"compression": "none", "store_schema": False}),
+    ],
+)
+def test_a_value_that_is_repeated_takes_its_memory_once(tmp_path, shape, kind, options):
+    """Ten thousand rows of a megabyte, in one page, are ten gigabytes."""
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": repeated(kind, shape, 10_000)}), path, **options)
+    command = [sys.executable, "-c", READER, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) < 200
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_values_that_repeat_the_one_before_are_limited_as_pages_are(tmp_path, is_list):
+    path = tmp_path / "x.parquet"
+    text = "text" * 5000
+    rows = [[text, text]] * 500 if is_list else [text] * 1000
+    name = "x.list.element" if is_list else "x"
+    options = {"use_dictionary": False, "column_encoding": {name: "DELTA_BYTE_ARRAY"}}
+    pq.write_table(pa.table({"x": rows}), path, **options)
+    limit = r"decoded to 20\d{6}, which is more than is plausible; `max_page_bytes`, or `GRAINMILL"
+    with pytest.raises(GrainmillError, match=rf"^{path}: row group 0, column `{name}`: .*{limit}"):
+        ParquetDataSource(path)[7]
+    source = ParquetDataSource(path, max_page_bytes=21 << 20)
+    assert [plain(row)["x"] for row in source.__getitems__(range(len(source)))] == rows
+
+
+@pytest.mark.parametrize("shape", ["flat", "list", "struct"])
+def test_strings_that_are_no_text_are_an_error_whatever_they_are_called(tmp_path, shape):
+    path = tmp_path / "x.parquet"
+    json_type = pa.json_()
+    for kind, byte in [
+        (pa.string(), b"a"),
+        (json_type, b"a"),
+        (pa.string(), b"\xff"),
+        (json_type, b"\xff"),
+    ]:
+        texts = pa.array(['{"long enough": "to be seen"}'] * 4)
+        values = texts if kind == pa.string() else pa.ExtensionArray.from_storage(kind, texts)
+        match shape:
+            case "list":
+                values = pa.ListArray.from_arrays([0, 2, 4], values)
+            case "struct":
+                values = pa.StructArray.from_arrays([values], ["a"])
+        table = pa.table({"x": values})
+        options = {"use_dictionary": False, "write_statistics": False}
+        pq.write_table(table, path, compression="none", **options)
+        bytes_of_file = path.read_bytes()
+        path.write_bytes(bytes_of_file.replace(b"enough", byte * 6))
+        source = ParquetDataSource(path)
+        if byte == b"a":
+            assert "aaaaaa" in str(source[1]["x"])
+        else:
+            with pytest.raises(GrainmillError, match=r"x\.parquet: row group 0, column `x`"):
+                source[1]
 
 
 def test_commands_work_in_proportion_to_what_is_there(tmp_path, capsys):

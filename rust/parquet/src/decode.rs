@@ -4,16 +4,14 @@ use std::iter;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use arrow_array::{Array, ArrayRef};
+use arrow_array::{Array, ArrayRef, RecordBatchReader, new_empty_array};
 use arrow_schema::TimeUnit;
-use arrow_select::concat::concat;
 use grainmill_core::{Error, Result};
 use parquet::arrow::FieldLevels;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, RowGroups, RowSelection};
-use parquet::basic::Type;
-use parquet::column::page::{Page, PageIterator, PageReader};
+use parquet::column::page::{PageIterator, PageReader};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 
@@ -21,12 +19,10 @@ use crate::cache::Key;
 use crate::fetch::Fetched;
 use crate::file::{ParquetFile, Placed};
 use crate::int96::first_wrapped;
-use crate::layout::{Contents, Layout, Place};
-use crate::pages::Pages;
-use crate::schema::{Column, corrupt, raised};
+use crate::layout::{Layout, Place};
+use crate::pages::{Noted, Pages};
+use crate::schema::{Column, corrupt};
 
-/// Rows that refer to a dictionary are decoded in batches of about this many bytes.
-const BATCH_BYTES: u64 = 256 << 20;
 /// More is not decoded at once.
 const MAX_BYTES: u64 = 2 << 30;
 
@@ -71,44 +67,37 @@ impl<'a> Unit<'a> {
         };
         let path = self.file.path();
         // The crate returns errors for all damage that is known; this is for what is not.
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.arrays(bytes)));
-        let arrays = outcome
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.array(bytes)));
+        let array = outcome
             .unwrap_or_else(|_| Err(corrupt(path, &place(), &"the page cannot be decoded")))
             .map_err(|error| match error {
                 Error::Panicked(problem) => corrupt(path, &place(), &problem),
                 other => other,
             })?;
-        let found: usize = arrays.iter().map(Array::len).sum();
-        let num_rows = rows.end - rows.start;
-        if found as u64 != num_rows {
+        let (found, num_rows) = (array.len() as u64, rows.end - rows.start);
+        if found != num_rows {
             return Err(corrupt(path, &place(), &format!("has {found} rows of {num_rows}")));
         }
-        match &arrays[..] {
-            [array] => Ok(Arc::clone(array)),
-            several => {
-                let several: Vec<&dyn Array> = several.iter().map(|array| &**array).collect();
-                concat(&several).map_err(|error| corrupt(path, &place(), &error))
-            }
-        }
+        Ok(array)
     }
 
-    fn arrays(&self, bytes: &Arc<Fetched>) -> Result<Vec<ArrayRef>> {
-        let batch_rows = self.batch_rows(bytes)?;
-        let may_be_far = Arc::default();
-        let arrays = self.read(&self.column.levels, batch_rows, bytes, &may_be_far)?;
-        if may_be_far.load(Ordering::Relaxed)
+    fn array(&self, bytes: &Arc<Fetched>) -> Result<ArrayRef> {
+        self.check(bytes)?;
+        let noted = Arc::default();
+        let array = self.read(&self.column.levels, bytes, &noted)?;
+        if noted.may_be_far.load(Ordering::Relaxed)
             && let Some(levels) = &self.column.in_seconds
         {
-            let mut row = self.file.starts()[self.row_group] + self.rows.start;
-            let in_seconds = self.read(levels, batch_rows, bytes, &may_be_far)?;
-            for (array, in_seconds) in arrays.iter().zip(&in_seconds) {
-                if let Some((at, unit)) = first_wrapped(array, in_seconds) {
-                    return Err(self.wrapped(row + at as u64, unit));
-                }
-                row += array.len() as u64;
+            let in_seconds = self.read(levels, bytes, &noted)?;
+            if let Some((at, unit)) = first_wrapped(&array, &in_seconds) {
+                let row = self.file.starts()[self.row_group] + self.rows.start;
+                return Err(self.wrapped(row + at as u64, unit));
             }
         }
-        Ok(arrays)
+        if self.column.is_unchecked && array.to_data().validate_full().is_err() {
+            return Err(Error::Panicked("its strings are not UTF-8".to_owned()));
+        }
+        Ok(array)
     }
 
     /// The error of a time that cannot be counted in `unit`.
@@ -128,72 +117,55 @@ impl<'a> Unit<'a> {
         corrupt(self.file.path(), &place, &problem)
     }
 
-    /// Reads the rows as `levels` says, some at a time.
+    /// Reads the rows as `levels` says.
     fn read(
         &self,
         levels: &FieldLevels,
-        batch_rows: usize,
         bytes: &Arc<Fetched>,
-        may_be_far: &Arc<AtomicBool>,
-    ) -> Result<Vec<ArrayRef>> {
-        let place = |error| {
+        noted: &Arc<Noted>,
+    ) -> Result<ArrayRef> {
+        let failed = |error: ParquetError| {
             let name = self.column.field.name();
             let place = format!("row group {}, column `{name}`", self.row_group);
-            raised(self.file.path(), &place, error)
+            let failure = noted.take_failure();
+            failure.unwrap_or_else(|| corrupt(self.file.path(), &place, &error))
         };
         let row_group = self.file.metadata().row_group(self.row_group);
         let num_rows = to_usize(row_group.num_rows().cast_unsigned());
         let selected = to_usize(self.rows.start)..to_usize(self.rows.end);
+        let batch_rows = selected.len().max(1);
         let selection = (selected != (0..num_rows))
             .then(|| RowSelection::from_consecutive_ranges(iter::once(selected), num_rows));
         let reader = ParquetRecordBatchReader::try_new_with_row_groups(
             levels,
-            &OneRowGroup { unit: self, bytes, row_group, may_be_far },
+            &OneRowGroup { unit: self, bytes, row_group, noted },
             batch_rows,
             selection,
         );
-        let (mut arrays, mut byte_len) = (Vec::new(), 0);
-        for batch in reader.map_err(place)? {
-            let batch = batch.map_err(|error| place(ParquetError::from(error)))?;
-            let array = Arc::clone(batch.column(0));
-            byte_len += array.get_array_memory_size() as u64;
-            arrays.push(array);
-            if byte_len > MAX_BYTES {
-                let text = format!("its rows take more than {MAX_BYTES} bytes");
-                return Err(place(ParquetError::General(text)));
-            }
+        let mut reader = reader.map_err(failed)?;
+        let array = match reader.next() {
+            Some(Ok(batch)) => Arc::clone(batch.column(0)),
+            Some(Err(error)) => return Err(failed(ParquetError::from(error))),
+            None => new_empty_array(reader.schema().field(0).data_type()),
+        };
+        if reader.next().is_some() {
+            return Err(failed(ParquetError::General("has more rows than it should".to_owned())));
         }
-        Ok(arrays)
+        Ok(array)
     }
 
-    /// How many rows to decode at once. Checks what the pages claim to contain.
-    fn batch_rows(&self, bytes: &Arc<Fetched>) -> Result<usize> {
-        let num_rows = self.rows.end - self.rows.start;
-        let mut batch_rows = num_rows;
+    /// Checks what the pages claim to contain.
+    fn check(&self, bytes: &Arc<Fetched>) -> Result<()> {
         for (&leaf, layout) in self.column.leaves.iter().zip(&self.layouts) {
             let place = self.place(leaf);
-            let contents = layout.check(place, &self.rows, self.file.max_page_bytes(), bytes)?;
-            let type_len = place.column.column_descr().type_length().max(8);
-            let Contents { num_values, dictionary_len } = contents;
-            if num_values.saturating_mul(i64::from(type_len).cast_unsigned()) > MAX_BYTES {
+            let num_values = layout.check(place, &self.rows, self.file.max_page_bytes(), bytes)?;
+            // Strings are 16 bytes that refer to those of a page.
+            let value_len = place.column.column_descr().type_length().max(16);
+            if num_values.saturating_mul(i64::from(value_len).cast_unsigned()) > MAX_BYTES {
                 return Err(place.corrupt("its values take more memory than is plausible"));
             }
-            let is_bytes = place.column.column_type() == Type::BYTE_ARRAY;
-            if !is_bytes || num_values.saturating_mul(dictionary_len) <= BATCH_BYTES {
-                continue;
-            }
-            // Each value may be the longest of the dictionary.
-            let longest = self.longest_of_dictionary(leaf, layout, bytes)?;
-            if num_values.saturating_mul(longest) > BATCH_BYTES {
-                if place.column.column_descr().max_rep_level() > 0
-                    && num_values.saturating_mul(longest) > MAX_BYTES
-                {
-                    return Err(place.corrupt("its values take more memory than is plausible"));
-                }
-                batch_rows = batch_rows.min((BATCH_BYTES / longest.max(1)).max(1));
-            }
         }
-        Ok(to_usize(batch_rows.max(1)))
+        Ok(())
     }
 
     fn place(&self, leaf: usize) -> Place<'_> {
@@ -206,29 +178,12 @@ impl<'a> Unit<'a> {
         leaf: usize,
         layout: &Layout,
         bytes: &Arc<Fetched>,
-        may_be_far: &Arc<AtomicBool>,
+        noted: &Arc<Noted>,
     ) -> Pages {
         let place = (self.row_group, leaf);
-        Pages::of(self.file.metadata(), self.file.path(), place, layout, bytes, may_be_far)
-    }
-
-    /// The length of the longest value of a dictionary.
-    fn longest_of_dictionary(
-        &self,
-        leaf: usize,
-        layout: &Layout,
-        bytes: &Arc<Fetched>,
-    ) -> Result<u64> {
-        let first = self.pages(leaf, layout, bytes, &Arc::default()).get_next_page();
-        let first = first.map_err(|error| raised(self.file.path(), "a dictionary", error))?;
-        let Some(Page::DictionaryPage { buf, .. }) = first else { return Ok(0) };
-        let (mut longest, mut rest) = (0, &buf[..]);
-        while let Some((len, after)) = rest.split_first_chunk::<4>() {
-            let len = u32::from_le_bytes(*len);
-            longest = longest.max(u64::from(len));
-            rest = after.get(to_usize(u64::from(len))..).unwrap_or_default();
-        }
-        Ok(longest.min(buf.len() as u64))
+        let (metadata, path) = (self.file.metadata(), self.file.path());
+        let max_page_bytes = self.file.max_page_bytes();
+        Pages::of(metadata, path, place, layout, bytes, max_page_bytes, noted)
     }
 }
 
@@ -237,7 +192,7 @@ struct OneRowGroup<'a> {
     unit: &'a Unit<'a>,
     bytes: &'a Arc<Fetched>,
     row_group: &'a RowGroupMetaData,
-    may_be_far: &'a Arc<AtomicBool>,
+    noted: &'a Arc<Noted>,
 }
 
 impl RowGroups for OneRowGroup<'_> {
@@ -250,7 +205,7 @@ impl RowGroups for OneRowGroup<'_> {
         let Some(layout) = at.and_then(|at| self.unit.layouts.get(at)) else {
             return Err(ParquetError::General(format!("column {leaf} was not selected")));
         };
-        let pages = self.unit.pages(leaf, layout, self.bytes, self.may_be_far);
+        let pages = self.unit.pages(leaf, layout, self.bytes, self.noted);
         Ok(Box::new(OneChunk(Some(Box::new(pages)))))
     }
 

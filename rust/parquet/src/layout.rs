@@ -55,15 +55,6 @@ pub(crate) struct Layout {
     pub(crate) num_rows: u64,
 }
 
-/// What the pages to decode contain, by their headers.
-#[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Contents {
-    /// Number of values.
-    pub(crate) num_values: u64,
-    /// Length of the decompressed dictionary, if there is one.
-    pub(crate) dictionary_len: u64,
-}
-
 /// The place of a column chunk, for messages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place<'a> {
@@ -81,6 +72,29 @@ impl Place<'_> {
 
     pub(crate) fn corrupt_page(&self, at: u64, problem: &str) -> grainmill_core::Error {
         self.corrupt(&format!("page at byte {at}: {problem}"))
+    }
+
+    /// Refuses a page at `at` of `stored_len` bytes, of which `decoded_len` would become.
+    pub(crate) fn check_len(
+        &self,
+        at: u64,
+        stored_len: u64,
+        decoded_len: u64,
+        max_page_bytes: u64,
+    ) -> Result<()> {
+        let is_too_long = decoded_len > MAX_PAGE_BYTES;
+        if !is_too_long && decoded_len <= max_page_bytes.max(stored_len * MAX_RATIO) {
+            return Ok(());
+        }
+        let advice = if is_too_long {
+            ""
+        } else {
+            "; `max_page_bytes`, or `GRAINMILL_MAX_PAGE_BYTES` in the environment, can allow it"
+        };
+        let text = format!(
+            "{stored_len} bytes would be decoded to {decoded_len}, which is more than is plausible{advice}"
+        );
+        Err(self.corrupt_page(at, &text))
     }
 }
 
@@ -133,30 +147,17 @@ impl Layout {
     }
 
     /// Reads the headers of the pages that hold `rows`, and checks that decoding them stays within
-    /// the limits.
+    /// the limits; returns how many values they hold.
     pub(crate) fn check(
         &self,
         place: Place<'_>,
         rows: &Range<u64>,
         max_page_bytes: u64,
         bytes: &Fetched,
-    ) -> Result<Contents> {
-        let mut contents = Contents::default();
+    ) -> Result<u64> {
+        let mut num_values = 0;
         let mut add = |at: u64, header: &PageHeader| {
-            let (stored_len, decoded_len) = (header.stored_len, header.decoded_len);
-            let is_too_long = decoded_len > MAX_PAGE_BYTES;
-            if is_too_long || decoded_len > max_page_bytes.max(stored_len * MAX_RATIO) {
-                let advice = if is_too_long {
-                    ""
-                } else {
-                    "; `max_page_bytes`, or `GRAINMILL_MAX_PAGE_BYTES` in the environment, can allow it"
-                };
-                let text = format!(
-                    "{stored_len} bytes would be decompressed to {decoded_len}, which is more than is \
-                     plausible{advice}"
-                );
-                return Err(place.corrupt_page(at, &text));
-            }
+            place.check_len(at, header.stored_len, header.decoded_len, max_page_bytes)?;
             if header.kind == PageKind::Dictionary {
                 // A value takes at least a byte; only a single empty one takes none.
                 if header.num_values > header.decoded_len.max(1) {
@@ -164,9 +165,8 @@ impl Layout {
                     let text = format!("a dictionary of {found} values in {len} bytes");
                     return Err(place.corrupt_page(at, &text));
                 }
-                contents.dictionary_len += header.decoded_len;
             } else {
-                contents.num_values += header.num_values;
+                num_values += header.num_values;
             }
             Ok(())
         };
@@ -175,7 +175,7 @@ impl Layout {
             while let Some((at, header)) = headers.next(place, bytes)? {
                 add(at, &header)?;
             }
-            return checked(place, contents);
+            return checked(place, num_values);
         };
         if let Some(dictionary) = self.dictionary() {
             let header = header_at(place, dictionary.start, dictionary.end, bytes)?;
@@ -199,16 +199,16 @@ impl Layout {
             }
             add(page.offset, &header)?;
         }
-        checked(place, contents)
+        checked(place, num_values)
     }
 }
 
-fn checked(place: Place<'_>, contents: Contents) -> Result<Contents> {
-    if contents.num_values > MAX_VALUES {
-        let text = format!("{} values at once are more than is plausible", contents.num_values);
+fn checked(place: Place<'_>, num_values: u64) -> Result<u64> {
+    if num_values > MAX_VALUES {
+        let text = format!("{num_values} values at once are more than is plausible");
         return Err(place.corrupt(&text));
     }
-    Ok(contents)
+    Ok(num_values)
 }
 
 /// The bytes of the offset index of a column chunk, if it has one.

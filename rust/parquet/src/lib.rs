@@ -5,12 +5,14 @@
 //! crate (`decode`), keeps the arrays within a limit (`cache`) and gathers the rows in the order
 //! requested. Where storage is slow, rows can be decoded before they are asked for (`ahead`), and
 //! `room` limits what is read to find pages. The crate decodes values only: `pages` reads page headers
-//! (`thrift`) and decompresses pages (`decompress`), and `footer` gives it what it needs of a footer.
+//! (`thrift`), decompresses pages (`decompress`) and checks what they claim (`delta`), and `footer` gives
+//! it what it needs of a footer.
 
 mod ahead;
 mod cache;
 mod decode;
 mod decompress;
+mod delta;
 pub mod dense;
 mod fetch;
 mod file;

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use parquet::basic::{Compression, Encoding, Type};
@@ -13,10 +13,33 @@ use parquet::file::metadata::ParquetMetaData;
 use parquet::schema::types::ColumnDescriptor;
 
 use crate::decompress::Decompressor;
+use crate::delta;
 use crate::fetch::Fetched;
 use crate::int96;
 use crate::layout::{Headers, Layout, Place, header_at};
 use crate::thrift::{PageHeader, PageKind, Problem};
+
+/// What is found in pages while the crate decodes them.
+#[derive(Debug, Default)]
+pub(crate) struct Noted {
+    /// Whether a time may be one that some unit cannot hold.
+    pub(crate) may_be_far: AtomicBool,
+    /// Why a page could not be read, of which the crate keeps the text only.
+    failure: Mutex<Option<grainmill_core::Error>>,
+}
+
+impl Noted {
+    /// Why pages could not be read, if that is known.
+    pub(crate) fn take_failure(&self) -> Option<grainmill_core::Error> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn fail(&self, error: grainmill_core::Error) -> ParquetError {
+        let text = error.to_string();
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        ParquetError::General(text)
+    }
+}
 
 /// Reads the pages of a column chunk in order.
 pub(crate) struct Pages {
@@ -30,8 +53,8 @@ pub(crate) struct Pages {
     /// What is left of a chunk whose pages are not known.
     rest: Headers,
     decompressor: Decompressor,
-    /// Set if a time may be one that some unit cannot hold.
-    may_be_far: Arc<AtomicBool>,
+    max_page_bytes: u64,
+    noted: Arc<Noted>,
 }
 
 /// A page with a known place.
@@ -49,7 +72,8 @@ impl Pages {
         (row_group, leaf): (usize, usize),
         layout: &Layout,
         bytes: &Arc<Fetched>,
-        may_be_far: &Arc<AtomicBool>,
+        max_page_bytes: u64,
+        noted: &Arc<Noted>,
     ) -> Self {
         let column = metadata.row_group(row_group).column(leaf);
         let place = Place { path, row_group, column };
@@ -71,7 +95,8 @@ impl Pages {
             known,
             rest: Headers::of(place, &layout.chunk, bytes),
             decompressor: Decompressor::default(),
-            may_be_far: Arc::clone(may_be_far),
+            max_page_bytes,
+            noted: Arc::clone(noted),
         }
     }
 
@@ -108,10 +133,16 @@ impl Pages {
         let contents = contents.map_err(|problem| self.place().corrupt_page(at, &problem))?;
         let column = self.place().column;
         if column.column_type() == Type::INT96 {
-            int96::look_for_far(&header, &contents, column.column_descr(), &self.may_be_far);
+            int96::look_for_far(&header, &contents, column.column_descr(), &self.noted.may_be_far);
         }
         let values = values_of(&header, &contents, column.column_descr());
         let has_values = values.is_none_or(|values| !values.is_empty());
+        if has_values && let Ok(encoding) = header.encoding() {
+            let len = delta::decoded_len(encoding, values.unwrap_or_default(), header.num_values);
+            let len =
+                len.map_err(|_| self.place().corrupt_page(at, "damaged lengths of values"))?;
+            self.place().check_len(at, header.stored_len, len, self.max_page_bytes)?;
+        }
         let page = page_of(&header, contents, has_values);
         page.map(Some).map_err(|_| self.place().corrupt_page(at, "damaged header"))
     }
@@ -141,6 +172,10 @@ impl Pages {
         let compression =
             if header.is_compressed() { column.compression() } else { Compression::UNCOMPRESSED };
         let (levels_len, decoded_len) = (count(levels_len)?, count(header.decoded_len)?);
+        if compression == Compression::UNCOMPRESSED && column.column_type() == Type::BYTE_ARRAY {
+            // Decoded values refer to it, and would keep all that was fetched together.
+            return Ok(Bytes::copy_from_slice(stored));
+        }
         self.decompressor.decompress(compression, stored, levels_len, decoded_len)
     }
 }
@@ -240,7 +275,7 @@ impl Iterator for Pages {
 
 impl PageReader for Pages {
     fn get_next_page(&mut self) -> Result<Option<Page>> {
-        self.next_page().map_err(external)
+        self.next_page().map_err(|error| self.noted.fail(error))
     }
 
     fn peek_next_page(&mut self) -> Result<Option<PageMetadata>> {
@@ -252,7 +287,7 @@ impl PageReader for Pages {
                 is_dict: page.num_rows.is_none(),
             }));
         }
-        let header = self.peek().map_err(external)?;
+        let header = self.peek().map_err(|error| self.noted.fail(error))?;
         // Of lists, some writers state other numbers of rows.
         let is_flat = self.place().column.column_descr().max_rep_level() == 0;
         Ok(header.map(|(_, header)| {
@@ -266,7 +301,7 @@ impl PageReader for Pages {
     fn skip_next_page(&mut self) -> Result<()> {
         if let Some(pages) = &mut self.known {
             pages.pop_front();
-        } else if let Some((_, header)) = self.peek().map_err(external)? {
+        } else if let Some((_, header)) = self.peek().map_err(|error| self.noted.fail(error))? {
             self.advance(&header);
         }
         Ok(())
@@ -279,8 +314,4 @@ impl PageReader for Pages {
         }
         Ok(self.peek_next_page()?.is_none_or(|page| page.num_rows.is_some()))
     }
-}
-
-fn external(error: grainmill_core::Error) -> ParquetError {
-    ParquetError::External(Box::new(error))
 }

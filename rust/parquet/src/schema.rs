@@ -15,7 +15,7 @@ use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, RowGroups,
 };
 use parquet::arrow::{FieldLevels, ProjectionMask, parquet_to_arrow_field_levels};
-use parquet::basic::Type;
+use parquet::basic::{ConvertedType, Type};
 use parquet::column::page::{PageIterator, PageReader};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
@@ -28,11 +28,14 @@ use crate::files::Choice;
 pub(crate) struct Column {
     /// Its name and type.
     pub(crate) field: FieldRef,
-    /// How the crate assembles it.
+    /// How the crate assembles it: with strings that refer to the bytes of a page, so that one of a
+    /// dictionary takes memory once.
     pub(crate) levels: FieldLevels,
     /// The same with times of the type INT96 in seconds, which are right for each of them, if there are
     /// some.
     pub(crate) in_seconds: Option<FieldLevels>,
+    /// Whether it has strings of which the crate does not check that they are UTF-8, such as JSON.
+    pub(crate) is_unchecked: bool,
     /// The numbers of its leaves, the columns that are stored.
     pub(crate) leaves: Vec<usize>,
 }
@@ -44,8 +47,8 @@ pub(crate) fn columns(
     path: &str,
 ) -> Result<Vec<Column>, Error> {
     let schema = metadata.file_metadata().schema_descr();
-    let hint_for = |unit| hint(metadata, unit);
-    let hint = hint_for(choice.int96_unit);
+    let hints = hints(metadata, choice.int96_unit);
+    let in_seconds = self::hints(metadata, Some(TimeUnit::Second));
     let names = choice.columns.as_deref();
     let mut columns = Vec::new();
     let mut known = HashSet::new();
@@ -60,18 +63,25 @@ pub(crate) fn columns(
             let mask = ProjectionMask::leaves(schema, leaves.iter().copied());
             parquet_to_arrow_field_levels(schema, mask, hint)
         };
-        // A written Arrow schema may not fit the file; without it the types are simpler.
-        let levels = hinted(hint.as_ref()).or_else(|_| hinted(None));
-        let levels = levels.map_err(|error| corrupt(path, "schema", &error))?;
+        let hint = hints.iter().find(|hint| hinted(Some(hint)).is_ok());
+        let levels = hinted(hint).map_err(|error| corrupt(path, "schema", &error))?;
         let no_rows = NoRows { metadata };
         let reader = ParquetRecordBatchReader::try_new_with_row_groups(&levels, &no_rows, 1, None);
         let reader = reader.map_err(|error| corrupt(path, "schema", &error))?;
         let Some(field) = reader.schema().fields().first().cloned() else { continue };
         let is_int96 = |&leaf: &usize| schema.column(leaf).physical_type() == Type::INT96;
         let has_int96 = leaves.iter().any(is_int96);
-        let in_seconds =
-            has_int96.then(|| hinted(hint_for(Some(TimeUnit::Second)).as_ref()).ok()).flatten();
-        columns.push(Column { field, levels, in_seconds, leaves });
+        let viewed = |hint: &Fields| hinted(Some(&viewed(hint))).ok();
+        let levels = hint.and_then(viewed).unwrap_or(levels);
+        let in_seconds = in_seconds.iter().filter(|_| has_int96).find_map(viewed);
+        let (mut is_unchecked, mut rest) = (false, leaves.iter());
+        with_leaves(&field, &mut |leaf| {
+            let column = rest.next().map(|&leaf| schema.column(leaf));
+            let is_checked = column.is_some_and(|of| of.converted_type() == ConvertedType::UTF8);
+            is_unchecked |= matches!(leaf, DataType::Utf8 | DataType::LargeUtf8) && !is_checked;
+            leaf.clone()
+        });
+        columns.push(Column { field, levels, in_seconds, is_unchecked, leaves });
     }
     Ok(columns)
 }
@@ -175,21 +185,42 @@ fn selected(
 }
 
 /// The types to read as: those that the writer had in memory, with dictionaries decoded, and times of the
-/// type INT96 in a unit.
-fn hint(metadata: &Arc<ParquetMetaData>, int96_unit: Option<TimeUnit>) -> Option<Fields> {
-    let read =
-        ArrowReaderMetadata::try_new(Arc::clone(metadata), ArrowReaderOptions::default()).ok()?;
+/// type INT96 in a unit. As what is written of these may not fit the file, then those without.
+fn hints(metadata: &Arc<ParquetMetaData>, int96_unit: Option<TimeUnit>) -> Vec<Fields> {
     let schema = metadata.file_metadata().schema_descr();
     let mut zones = writers_zones(metadata).unwrap_or_default();
     if zones.len() != schema.num_columns() {
         zones = vec![None; schema.num_columns()];
     }
-    let mut leaves = schema
-        .columns()
-        .iter()
-        .zip(zones)
-        .map(|(leaf, zone)| (int96_unit.filter(|_| leaf.physical_type() == Type::INT96), zone));
-    Some(read.schema().fields().iter().map(|field| plain_field(field, &mut leaves)).collect())
+    let hint = |skip| {
+        let options = ArrowReaderOptions::default().with_skip_arrow_metadata(skip);
+        let read = ArrowReaderMetadata::try_new(Arc::clone(metadata), options).ok()?;
+        let mut leaves = schema.columns().iter().zip(&zones);
+        let mut leaf = |leaf: &DataType| match (leaves.next(), leaf) {
+            (Some((column, other)), DataType::Timestamp(unit, zone)) => {
+                // A time without a zone is one on the clock, whatever the writer says.
+                let zone = zone.clone().map(|zone| other.clone().unwrap_or(zone));
+                let is_int96 = column.physical_type() == Type::INT96;
+                DataType::Timestamp(int96_unit.filter(|_| is_int96).unwrap_or(*unit), zone)
+            }
+            (_, DataType::Utf8View) => DataType::Utf8,
+            (_, DataType::BinaryView) => DataType::Binary,
+            (_, other) => other.clone(),
+        };
+        let fields = read.schema().fields();
+        Some(fields.iter().map(|field| with_leaves(field, &mut leaf)).collect())
+    };
+    [false, true].into_iter().filter_map(hint).collect()
+}
+
+/// The same with strings that refer to the bytes of a page.
+fn viewed(fields: &Fields) -> Fields {
+    let mut leaf = |leaf: &DataType| match leaf {
+        DataType::Utf8 | DataType::LargeUtf8 => DataType::Utf8View,
+        DataType::Binary | DataType::LargeBinary => DataType::BinaryView,
+        other => other.clone(),
+    };
+    fields.iter().map(|field| with_leaves(field, &mut leaf)).collect()
 }
 
 /// The time zones that the writer had in memory, of all leaves. The crate leaves out those of seconds,
@@ -230,46 +261,28 @@ fn add_zones(data_type: &DataType, zones: &mut Vec<Option<Arc<str>>>) {
     }
 }
 
-/// Of the leaves of a type, in their order: another unit, and another time zone, if they get one.
-type Units<'a> = &'a mut dyn Iterator<Item = (Option<TimeUnit>, Option<Arc<str>>)>;
-
-fn plain_field(field: &FieldRef, units: Units<'_>) -> FieldRef {
-    let data_type = plain(field.data_type(), units);
+/// A field with the types that `leaf` returns for those of its leaves, in their order.
+fn with_leaves(field: &FieldRef, leaf: &mut dyn FnMut(&DataType) -> DataType) -> FieldRef {
+    let data_type = type_with_leaves(field.data_type(), leaf);
     Arc::new(Field::new(field.name(), data_type, field.is_nullable()))
 }
 
-fn plain(data_type: &DataType, units: Units<'_>) -> DataType {
-    let leaf = match data_type {
-        DataType::List(item) | DataType::ListView(item) => {
-            return DataType::List(plain_field(item, units));
-        }
+fn type_with_leaves(data_type: &DataType, leaf: &mut dyn FnMut(&DataType) -> DataType) -> DataType {
+    match data_type {
+        DataType::List(item) | DataType::ListView(item) => DataType::List(with_leaves(item, leaf)),
         DataType::LargeList(item) | DataType::LargeListView(item) => {
-            return DataType::LargeList(plain_field(item, units));
+            DataType::LargeList(with_leaves(item, leaf))
         }
         DataType::FixedSizeList(item, len) => {
-            return DataType::FixedSizeList(plain_field(item, units), *len);
+            DataType::FixedSizeList(with_leaves(item, leaf), *len)
         }
         DataType::Struct(fields) => {
-            return DataType::Struct(
-                fields.iter().map(|field| plain_field(field, units)).collect(),
-            );
+            DataType::Struct(fields.iter().map(|field| with_leaves(field, leaf)).collect())
         }
-        DataType::Map(entries, sorted) => {
-            return DataType::Map(plain_field(entries, units), *sorted);
-        }
-        DataType::Dictionary(_, values) => return plain(values, units),
-        DataType::RunEndEncoded(_, values) => return plain(values.data_type(), units),
-        DataType::Utf8View => DataType::Utf8,
-        DataType::BinaryView => DataType::Binary,
-        other => other.clone(),
-    };
-    match (units.next(), leaf) {
-        (Some((other_unit, other)), DataType::Timestamp(unit, zone)) => {
-            // A time without a zone is one on the clock, whatever the writer says.
-            let zone = zone.map(|zone| other.unwrap_or(zone));
-            DataType::Timestamp(other_unit.unwrap_or(unit), zone)
-        }
-        (_, leaf) => leaf,
+        DataType::Map(entries, sorted) => DataType::Map(with_leaves(entries, leaf), *sorted),
+        DataType::Dictionary(_, values) => type_with_leaves(values, leaf),
+        DataType::RunEndEncoded(_, values) => type_with_leaves(values.data_type(), leaf),
+        other => leaf(other),
     }
 }
 

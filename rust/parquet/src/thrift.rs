@@ -59,7 +59,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    fn varint(&mut self) -> Result<u64> {
+    pub(crate) fn varint(&mut self) -> Result<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
@@ -140,6 +140,10 @@ impl<'a> Decoder<'a> {
     /// The bytes of a text.
     pub(crate) fn binary(&mut self) -> Result<&'a [u8]> {
         let len = self.varint()?;
+        self.bytes(len)
+    }
+
+    pub(crate) fn bytes(&mut self, len: u64) -> Result<&'a [u8]> {
         let start = self.at;
         self.skip_bytes(len)?;
         Ok(&self.bytes[start..self.at])

@@ -1,11 +1,13 @@
 //! Arrow arrays as NumPy arrays and Python objects.
 
+use std::collections::HashMap;
+
 use grainmill_parquet::Parts;
 use grainmill_parquet::arrow_array::cast::AsArray;
 use grainmill_parquet::arrow_array::types::{
-    Decimal32Type, Decimal64Type, Decimal128Type, Decimal256Type, DecimalType,
+    ByteViewType, Decimal32Type, Decimal64Type, Decimal128Type, Decimal256Type, DecimalType,
 };
-use grainmill_parquet::arrow_array::{Array, ArrayRef, OffsetSizeTrait};
+use grainmill_parquet::arrow_array::{Array, ArrayRef, GenericByteViewArray};
 use grainmill_parquet::arrow_schema::{DataType, TimeUnit};
 use grainmill_parquet::dense::{Dense, list_row, list_values, value_bytes};
 use numpy::{PyArray1, PyUntypedArray};
@@ -15,6 +17,9 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::array::RowBytes;
+
+/// So long a value is one object for all rows that refer to it.
+const MIN_SHARED_BYTES: usize = 256;
 
 /// Copies of at least this many bytes release the GIL.
 const MIN_DETACHED_BYTES: usize = 64 << 10;
@@ -110,16 +115,19 @@ pub(crate) fn cells<'py>(
     nulls: Nulls<'_>,
 ) -> PyResult<Cells<'py>> {
     use DataType::{
-        Binary, Decimal32, Decimal64, Decimal128, Decimal256, FixedSizeBinary, FixedSizeList,
-        LargeBinary, LargeList, LargeUtf8, List, Map, Null, Struct, Time32, Time64, Utf8,
+        Binary, BinaryView, Decimal32, Decimal64, Decimal128, Decimal256, FixedSizeBinary,
+        FixedSizeList, LargeBinary, LargeList, LargeUtf8, List, Map, Null, Struct, Time32, Time64,
+        Utf8, Utf8View,
     };
     if dtype_name(array.data_type()).is_some() {
         return number_cells(py, array, nulls);
     }
     match array.data_type() {
         Null => Ok(vec![none(py); array.len()]),
-        Utf8 => Ok(strings::<i32>(py, array)),
-        LargeUtf8 => Ok(strings::<i64>(py, array)),
+        Utf8 => Ok(strings(py, array.as_string::<i32>().iter())),
+        LargeUtf8 => Ok(strings(py, array.as_string::<i64>().iter())),
+        Utf8View => Ok(views(py, array.as_string_view(), PyString::new)),
+        BinaryView => Ok(views(py, array.as_binary_view(), PyBytes::new)),
         Binary => Ok(binaries(py, array.as_binary::<i32>().iter())),
         LargeBinary => Ok(binaries(py, array.as_binary::<i64>().iter())),
         FixedSizeBinary(_) => Ok(binaries(py, array.as_fixed_size_binary().iter())),
@@ -315,12 +323,12 @@ fn with_none<'py>(py: Python<'py>, array: &ArrayRef, mut cells: Cells<'py>) -> C
     cells
 }
 
-fn strings<'py, O: OffsetSizeTrait>(py: Python<'py>, array: &ArrayRef) -> Cells<'py> {
+fn strings<'a, 'py>(py: Python<'py>, values: impl Iterator<Item = Option<&'a str>>) -> Cells<'py> {
     let cell = |text: Option<&str>| match text {
         Some(text) => PyString::new(py, text).into_any(),
         None => none(py),
     };
-    array.as_string::<O>().iter().map(cell).collect()
+    values.map(cell).collect()
 }
 
 fn binaries<'a, 'py>(
@@ -332,6 +340,25 @@ fn binaries<'a, 'py>(
         None => none(py),
     };
     values.map(cell).collect()
+}
+
+/// As [`strings`] and [`binaries`], with one object for a long value of a dictionary, which may be that of
+/// many rows.
+fn views<'py, T: ByteViewType, P>(
+    py: Python<'py>,
+    array: &GenericByteViewArray<T>,
+    object: impl Fn(Python<'py>, &T::Native) -> Bound<'py, P>,
+) -> Cells<'py> {
+    let mut long: HashMap<u128, Bound<'py, PyAny>> = HashMap::new();
+    let cell = |(value, &view): (Option<&T::Native>, &u128)| {
+        let Some(value) = value else { return none(py) };
+        let bytes: &[u8] = value.as_ref();
+        if bytes.len() < MIN_SHARED_BYTES {
+            return object(py, value).into_any();
+        }
+        long.entry(view).or_insert_with(|| object(py, value).into_any()).clone()
+    };
+    array.iter().zip(&**array.views()).map(cell).collect()
 }
 
 /// Lists as arrays: of numbers, or of objects where the values are none or have nulls.
@@ -367,6 +394,14 @@ fn lists<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult<C
             None => Ok(none(py)),
         };
         return rows.iter().map(cell).collect();
+    }
+    if matches!(values.data_type(), DataType::Utf8View | DataType::BinaryView) {
+        let cells = cells(py, &values, nulls)?;
+        let cell = |row: &Option<(usize, usize)>| match *row {
+            Some((start, len)) => object_array(py, cells[start - first..][..len].to_vec()),
+            None => none(py),
+        };
+        return Ok(rows.iter().map(cell).collect());
     }
     let has_nulls = |start: usize, len: usize| {
         values.null_count() > 0 && values.slice(start, len).null_count() > 0
