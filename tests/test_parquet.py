@@ -220,6 +220,33 @@ def test_columns_of_one_name_are_an_error_unless_others_are_selected(tmp_path):
     assert plain(ParquetDataSource(tmp_path / "x.parquet", columns=["y"])[0]) == {"y": 3}
 
 
+def test_fields_of_one_name_are_an_error_unless_others_are_selected(tmp_path):
+    """Of structures, which are dicts, at any depth."""
+    kinds = {
+        "s.k": lambda twins: twins,
+        "s.in.k": lambda twins: pa.StructArray.from_arrays([twins], ["in"]),
+        "s.element.k": lambda twins: pa.ListArray.from_arrays(
+            pa.array([0, 1, 2], pa.int32()), twins
+        ),
+    }
+    groups = [pa.StructArray.from_arrays([pa.array([5, 6])], [name]) for name in "ab"]
+    for values in ([pa.array([1, 2]), pa.array([3, 4])], groups):
+        twins = pa.StructArray.from_arrays(values, ["k", "k"])
+        for name, nested in kinds.items():
+            path = tmp_path / "x.parquet"
+            pq.write_table(pa.table({"s": nested(twins), "y": [7, 8]}), path)
+            for columns in (None, ["s"], ["y", "s"]):
+                with pytest.raises(
+                    ValueError, match=rf"x\.parquet: two fields are called `{name}`"
+                ):
+                    ParquetDataSource(path, columns=columns)
+                with pytest.raises(
+                    ValueError, match=rf"x\.parquet: two fields are called `{name}`"
+                ):
+                    next(iter(ParquetIterDataset(str(path), columns=columns)))
+            assert plain(ParquetDataSource(path, columns=["y"])[1]) == {"y": 8}
+
+
 def test_pages_of_lists_that_state_other_numbers_of_rows_are_read():
     """As pyarrow wrote them up to version 11, in the newer form."""
     path = Path(__file__).parent / "data/parquet/lists_v2.parquet"

@@ -1,6 +1,7 @@
 //! Which columns are read, and as which types.
 
 use std::collections::{BTreeSet, HashSet};
+use std::slice;
 use std::sync::Arc;
 
 use arrow_array::RecordBatchReader;
@@ -69,6 +70,11 @@ pub(crate) fn columns(
         let reader = ParquetRecordBatchReader::try_new_with_row_groups(&levels, &no_rows, 1, None);
         let reader = reader.map_err(|error| corrupt(path, "schema", &error))?;
         let Some(field) = reader.schema().fields().first().cloned() else { continue };
+        if let Some(name) = repeated_field(&field) {
+            let message =
+                format!("{path}: two fields are called `{name}`; select others with `columns`");
+            return Err(Error::InvalidArgument(message));
+        }
         let is_int96 = |&leaf: &usize| schema.column(leaf).physical_type() == Type::INT96;
         let has_int96 = leaves.iter().any(is_int96);
         let viewed = |hint: &Fields| hinted(Some(&viewed(hint))).ok();
@@ -84,6 +90,20 @@ pub(crate) fn columns(
         columns.push(Column { field, levels, in_seconds, is_unchecked, leaves });
     }
     Ok(columns)
+}
+
+/// A field of a structure in `field` that another one has the name of.
+fn repeated_field(field: &Field) -> Option<String> {
+    let fields = match field.data_type() {
+        DataType::Struct(fields) => fields.as_ref(),
+        DataType::List(item) | DataType::Map(item, _) => slice::from_ref(item),
+        _ => return None,
+    };
+    let mut known = HashSet::new();
+    let found = fields.iter().find_map(|each| {
+        if known.insert(each.name()) { repeated_field(each) } else { Some(each.name().clone()) }
+    })?;
+    Some(format!("{}.{found}", field.name()))
 }
 
 /// Checks that none of the columns is among the stored ones that are encrypted.
