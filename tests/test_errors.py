@@ -4,6 +4,7 @@ import logging
 import re
 import sys
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -1140,6 +1141,7 @@ NO_SOURCES = {
     "a set": ({1, 2}, "must have `__getitem__`"),
     "an iterator": (map(abs, [1]), "a class that derives from `grain.IterDataset`"),
     "a path": ("data/x.array_record", "whose elements are its characters"),
+    "a path object": (Path("x.array_record"), "to read a file, pass a source"),
 }
 NO_DATA_SOURCES = {
     name: value

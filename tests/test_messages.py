@@ -214,6 +214,21 @@ MISTAKES = {
         TypeError,
         ["'run/1'", "`pathlib.Path('run/1')`"],
     ),
+    "nothing to restore": (
+        lambda: Handler().restore(pathlib.Path("run")),
+        TypeError,
+        ["`item` must be an iterator", "'NoneType'"],
+    ),
+    "a loader for Orbax to save": (
+        lambda: grain.checkpoint.CheckpointSave(
+            grain.DataLoader(
+                data_source=range(3),
+                sampler=grain.samplers.SequentialSampler(3, grain.sharding.NoSharding()),
+            )
+        ),
+        TypeError,
+        ["must be an iterator", "'DataLoader'", "`iter(dataset)`"],
+    ),
     "a dataset for Orbax to save": (
         lambda: grain.checkpoint.CheckpointSave(in_iter()),
         TypeError,
@@ -371,3 +386,15 @@ def test_the_origin_of_an_error_is_where_its_elements_begin(name, upstream, batc
     # Element `i` has the number `i + 1`.
     assert min(starts) <= min(failed) - 1
     assert max(failed) - 1 <= max(starts) + 40
+
+
+DAMAGED = {"cut": b'{"next_ind', "empty": b"", "binary": b"\xff\xfe\0", "deep": b"[" * 100_000}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_file_of_a_checkpoint_is_named(kind, tmp_path):
+    Handler().save(tmp_path, iter(in_iter()))
+    (tmp_path / "process_0-of-1.json").write_bytes(DAMAGED[kind])
+    found = r"process_0-of-1\.json: a saved state must be JSON, found"
+    with pytest.raises(ValueError, match=found):
+        Handler().restore(tmp_path, iter(in_iter()))

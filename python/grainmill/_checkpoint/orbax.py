@@ -43,8 +43,9 @@ class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
 
 def _refuse_dataset(item: Any) -> None:
-    """A handler of the user may save something else, but no dataset has a state."""
-    if hasattr(item, "_plan_node"):
+    """A handler of the user may save something else, but no dataset or loader has a state."""
+    is_loader = type(item).__module__.startswith("grainmill._loader")
+    if hasattr(item, "_plan_node") or is_loader:
         check_has_state(item)
 
 

@@ -193,7 +193,7 @@ def _parsed(
         return text.encode()
     try:
         state = json.loads(text)
-    except ValueError as failure:
+    except (ValueError, RecursionError) as failure:
         found = f"{failure} of {len(text)} characters" if text.strip() else "nothing"
         raise _damaged(directory / name, found) from failure
     for record in records:

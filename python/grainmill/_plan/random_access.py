@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -45,11 +46,14 @@ def check_source(source: Any, name: str = "source") -> None:
             f"`{name}` must be an object with records, got the class `{source.__name__}`: did you "
             f"mean `{source.__name__}(...)`?"
         )
-    if isinstance(source, str) and _PATH_LIKE.search(source):
+    is_text = isinstance(source, str) and _PATH_LIKE.search(source)
+    if is_text or isinstance(source, os.PathLike):
+        found = (
+            f"the text {source!r}, whose elements are its characters" if is_text else f"{source!r}"
+        )
         raise TypeError(
-            f"`{name}` must be an object with records, got the text "
-            f"{source!r}, whose elements are its characters: to read a file, pass a source such as "
-            "`grain.sources.ArrayRecordDataSource(path)`"
+            f"`{name}` must be an object with records, got {found}: to read a file, pass a "
+            "source such as `grain.sources.ArrayRecordDataSource(path)`"
         )
     if (
         hasattr(source, "__getitem__")
