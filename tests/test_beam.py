@@ -50,6 +50,12 @@ def place(request, tmp_path):
     return f"{PREFIX}{tmp_path}" if request.param == "far" else str(tmp_path)
 
 
+# For tests of what is written where, which is the same: others read and write in both places.
+mostly_far = pytest.mark.parametrize(
+    "place", ["far", pytest.param("local", marks=pytest.mark.long)], indirect=True
+)
+
+
 def pipeline(*options, **arguments):
     return beam.Pipeline(options=PipelineOptions([*options, "--runner=DirectRunner"]), **arguments)
 
@@ -212,6 +218,7 @@ def test_tfrecord_is_read_by_ranges(place, folder, monkeypatch):
         assert_that(found, equal_to(expected))
 
 
+@mostly_far
 def test_conversion_keeps_the_order(place, folder, monkeypatch):
     monkeypatch.setattr(tfrecord, "_BLOCK_LEN", 50)
     parts = [numbered(5, "a"), [], numbered(4, "c")]
@@ -443,6 +450,7 @@ def shard_paths(names, count):
     return [f"{names}-{shard:05}-of-{count:05}.array_record" for shard in range(count)]
 
 
+@mostly_far
 def test_shards_are_ranges_of_the_dataset(place, folder):
     ds = random_pipeline()
     with pipeline(*REPEATED) as p:  # one for all, as starting it takes longest
@@ -477,6 +485,7 @@ def test_datasets_that_cannot_be_written_are_refused():
         gb.MaterializeDataset([1], 1, "out")
 
 
+@mostly_far
 def test_finished_shards_are_kept(place, folder):
     ds, names = random_pipeline(), f"{place}/out"
     paths = [Path(path) for path in materialized(ds, 3, names)]

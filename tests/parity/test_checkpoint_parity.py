@@ -29,12 +29,7 @@ IN_THIS_PROCESS = [name for name in STAGES if name not in {*ALL_PROCESSES, *ONLY
 # In Grain, `mp_prefetch` deals out the threads of a `multithread_prefetch` upstream of it, not the
 # elements, so that fewer threads than workers are an error.
 OTHER_FORM = {"multithread_prefetch_in_mp_prefetch"}
-# Grain takes seconds to start workers, and `multithread_prefetch` has the same states.
-PROCESSES = [
-    name
-    for name in (ALL_PROCESSES if effort.LONG else ["mp_prefetch_user_iter"])
-    if name not in OTHER_FORM
-]
+PROCESSES = [name for name in ALL_PROCESSES if name not in OTHER_FORM]
 HANDLERS = {real: real.checkpoint.CheckpointHandler, grain: grain.checkpoint.CheckpointHandler}
 
 
@@ -129,6 +124,9 @@ def test_ours_is_exact_where_grain_loses_data(name, tmp_path):
     assert lost, "Grain restores this exactly: take it from the list"
 
 
+# Grain takes seconds to start workers. `multithread_prefetch` has the same states, and those that
+# Grain has saved are among the golden vectors.
+@pytest.mark.long
 @pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", PROCESSES)
 def test_checkpoint_of_worker_processes_resumes_at_the_same_element(name, tmp_path):
