@@ -301,7 +301,7 @@ def test_commands_refuse_one_format_given_as_another(tmp_path, capsys, of):
 # --- what Python parses -------------------------------------------------------------------------
 
 
-NUM_FLIPS = effort.cases(500, 20_000)
+NUM_FLIPS = effort.cases(250, 20_000)
 
 
 def flips(data, count=NUM_FLIPS, seed=1):
@@ -344,7 +344,7 @@ def test_flipped_bits_of_index_files_are_noticed(tmp_path):
         expected = FORMATS[name].open(path).__getitems__(range(len(LINES)))
         index = path.with_name(f".{path.name}.grainmill_index")
         good = index.read_bytes()
-        for bad in flips(good, effort.cases(250, 10_000)):
+        for bad in flips(good, effort.cases(125, 10_000)):
             index.write_bytes(bad)
             assert FORMATS[name].open(path).__getitems__(range(len(LINES))) == expected
             assert index.read_bytes() == good
@@ -475,7 +475,7 @@ def test_damaged_arrow_files_are_errors_or_rows(tmp_path):
     script = "\n".join(line[4:] for line in READ_DAMAGED.splitlines())
     place = tmp_path / "damaged"
     place.mkdir()
-    searched = [str(effort.cases(700, 20_000)), str(effort.cases(3, 1))]
+    searched = [str(effort.cases(350, 20_000)), str(effort.cases(3, 1))]
     done = subprocess.run(
         [sys.executable, "-c", script, good, place, *searched],
         capture_output=True,

@@ -151,7 +151,7 @@ def test_workers_share_the_cores():
         import grainmill as grain
         def helpers(_):
             for _ in range(20):
-                assert copies()
+                assert copies(rows=16)
             return len(names_of_helpers())
         if __name__ == "__main__":
             num_workers = min(4, max(2, _native.num_cores()))

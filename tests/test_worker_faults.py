@@ -32,7 +32,7 @@ from worker_harness import (
 pytestmark = pytest.mark.skipif(IS_GRAIN, reason="about the pool of workers")
 both = pytest.mark.parametrize("entrance", ENTRANCES)
 # Each round kills two workers.
-RANDOM_POOLS, RANDOM_ROUNDS = cases(5, 20), cases(4, 150)
+RANDOM_POOLS, RANDOM_ROUNDS = cases(3, 20), cases(4, 150)
 
 
 def _raised(iterator, limit=1000):

@@ -15,7 +15,6 @@ import time
 import numpy as np
 import pytest
 from effort import cases
-from jupyter_client.manager import KernelManager
 from under_test import IS_GRAIN, grain
 from worker_harness import ENTRANCES, all_of, environment, opened, run_script
 
@@ -612,6 +611,8 @@ app.run(main)
 
 def in_notebook(text):
     """Runs `text` as a cell of a real Jupyter kernel; returns what it printed."""
+    from jupyter_client.manager import KernelManager  # noqa: PLC0415 - slow, and workers import this
+
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(env=environment())
     client = manager.client()
