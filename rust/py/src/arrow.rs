@@ -19,7 +19,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use crate::array::RowBytes;
 
 /// So long a value is one object for all rows that refer to it.
-const MIN_SHARED_BYTES: usize = 256;
+const MIN_SHARED_BYTES: usize = 16 << 10;
 
 /// Copies of at least this many bytes release the GIL.
 const MIN_DETACHED_BYTES: usize = 64 << 10;
