@@ -16,6 +16,8 @@ import zlib
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
+import PIL.Image
 import pytest
 import record_formats as formats
 from effort import cases
@@ -548,6 +550,64 @@ def test_files_of_other_kinds_are_named_and_not_read_as_records(tmp_path, kind, 
     assert main(["convert", "--quiet", path, str(tmp_path / "out.array_record")]) != 0
     assert problem in capsys.readouterr().err
     assert not (tmp_path / "out.array_record").exists()
+
+
+def image(kind):
+    out = io.BytesIO()
+    PIL.Image.new("RGB", (9, 9)).save(out, kind)
+    return out.getvalue()
+
+
+def array_file():
+    out = io.BytesIO()
+    np.save(out, np.arange(9))
+    return out.getvalue()
+
+
+BINARY = {
+    "lzma": lzma.compress(b'{"a": 1}\n' * 1000, format=lzma.FORMAT_ALONE),
+    "snappy": b"\xff\x06\x00\x00sNaPpY" + b"x\n" * 100,
+    "png": image("PNG"),
+    "jpeg": image("JPEG"),
+    "gif": image("GIF"),
+    "npy": array_file(),
+    "pickle": pickle.dumps([b"x\n"] * 9, protocol=4),
+    "utf-16": '{"a": 1}\n'.encode("utf-16-le"),
+    "utf-32": '{"a": 1}\n'.encode("utf-32-be"),
+    "tfrecord": formats.tfrecord([b"one\n", b"two\n"]),
+    "bagz": formats.bagz([b"one\n", b"two\n"]),
+    "tar": formats.tar([("a.txt", b"one\n" * 2000)]),
+    "arrow": b"ARROW1\0\0" + b"x\n" * 100,
+    "executable": b"\x7fELF\2\1\1" + b"x\n" * 100,
+    "random": np.random.default_rng(0).bytes(300),
+    "zeros": bytes(9),
+}
+
+
+@pytest.mark.parametrize("kind", BINARY)
+def test_binary_files_are_not_lines(tmp_path, kind, capsys):
+    path = written(tmp_path / "x.jsonl", BINARY[kind])
+    with pytest.raises(grain.GrainmillError, match=r"x\.jsonl: whole file: .*UTF-16|binary data"):
+        len(grain.sources.JsonLinesDataSource(path))
+    with pytest.raises(grain.GrainmillError, match=r"x\.jsonl: whole file: .*UTF-16|binary data"):
+        _native.RecordStream(path, "jsonl")
+    if kind not in {"tfrecord", "tar"}:  # which the commands recognise
+        assert main(["convert", "--quiet", path, str(tmp_path / "out.array_record")]) != 0
+        assert "whole file" in capsys.readouterr().err
+        assert not (tmp_path / "out.array_record").exists()
+    lines = grain.sources.JsonLinesDataSource(path, compression="none")
+    assert list(lines) == formats.json_lines(BINARY[kind])
+
+
+def test_text_of_other_encodings_and_with_control_characters_of_text_is_lines(tmp_path):
+    lines = [
+        '{"a": "é"}'.encode("latin-1"),
+        "日本".encode("shift-jis"),
+        b"a\x0cb\x0bc\x1b[0m\x1c\x7f",
+    ]
+    for line in lines:
+        source = grain.sources.JsonLinesDataSource(written(tmp_path / "x.jsonl", line + b"\nnext"))
+        assert list(source) == [line, b"next"]
 
 
 def test_text_that_begins_like_other_kinds_is_text(tmp_path):

@@ -24,6 +24,8 @@ KIB, MIB = 1 << 10, 1 << 20
 # The most bytes of a record, and how many there are at most.
 SIZES = [(3, 3000), (100, 3000), (4 * KIB, 2000), (60 * KIB, 200), (MIB, 24), (3 * MIB, 8)]
 ARRAY_RECORD = ["uncompressed", "zstd", "brotli:1", "snappy", "zstd,transpose"]
+# Without the bytes that no text has.
+AS_TEXT = bytes(ord("x") if byte < 7 or 14 <= byte < 27 else byte for byte in range(256))
 COMPRESSIONS = ["none", "gzip", "zlib", "members"]
 
 
@@ -87,7 +89,7 @@ def random_file(kind, rng, folder, share=1):
         data = compress(fast_tfrecord(records, folder / "plain"), how, rng)
         return data, name, sources.TFRecordDataSource, records
     if kind == "json_lines":
-        records = [record for record in records if record.strip(b" \t\r")]
+        records = [line for r in records if (line := r.translate(AS_TEXT)).strip(b" \t\r")]
         ends = [rng.choice([b"\n", b"\r\n", b"\n\n"]) for _ in records]
         lines = b"".join(line + end for line, end in zip(records, ends, strict=True))
         return compress(lines, how, rng), name, sources.JsonLinesDataSource, records

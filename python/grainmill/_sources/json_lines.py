@@ -35,7 +35,7 @@ class JsonLinesDataSource(RecordFilesSource[Any]):
     Raises:
         ValueError: There is no path, or `compression` is unknown.
         FileNotFoundError: There is no such file.
-        GrainmillError: A file is damaged, of another kind, or in UTF-16.
+        GrainmillError: A file is damaged, of another kind, binary, or in UTF-16.
 
     Example:
         >>> with open("words.jsonl", "w") as file:

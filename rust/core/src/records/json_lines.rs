@@ -144,6 +144,13 @@ impl MayBeCompressed for JsonLines {
         }
     }
 
+    /// No text has these bytes, of which even short files of other kinds have some; JSON has none of
+    /// the other control characters either, but lines may be other text.
+    fn not_plain(&self, head: &[u8]) -> Option<&'static str> {
+        let is_binary = head.iter().any(|byte| matches!(byte, 0..=6 | 14..=26));
+        is_binary.then_some("binary data, not lines of text")
+    }
+
     fn detect(&self, path: &Path, head: &[u8]) -> Compression {
         // Nothing else would tell a compressed file with damaged first bytes from lines.
         match path.extension().and_then(OsStr::to_str) {

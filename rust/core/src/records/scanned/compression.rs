@@ -28,18 +28,23 @@ pub trait MayBeCompressed {
         other_kind(head)
     }
 
+    /// What is wrong with a file that is not compressed and begins with `head`.
+    fn not_plain(&self, _head: &[u8]) -> Option<&'static str> {
+        None
+    }
+
     /// The compression of the file at `path`, which begins with `head`: nothing is no records,
     /// whatever its name says.
     ///
     /// # Errors
     /// If it is a file of another kind: its bytes would be garbage as records.
     fn compression(&self, path: &Path, head: &[u8]) -> Result<Compression> {
-        if let Some(problem) = self.other_kind(head) {
-            let path = path.display().to_string();
-            let problem = problem.to_owned();
-            return Err(Error::Corrupt { path, place: "whole file".to_owned(), problem });
-        }
-        Ok(if head.is_empty() { Compression::None } else { self.detect(path, head) })
+        let found = if head.is_empty() { Compression::None } else { self.detect(path, head) };
+        let not_plain = || self.not_plain(head).filter(|_| found == Compression::None);
+        let Some(problem) = self.other_kind(head).or_else(not_plain) else { return Ok(found) };
+        let path = path.display().to_string();
+        let problem = problem.to_owned();
+        Err(Error::Corrupt { path, place: "whole file".to_owned(), problem })
     }
 }
 

@@ -23,8 +23,8 @@ pub use cursor::RecordCursor;
 
 /// About how many bytes a block has.
 pub const BLOCK_BYTES: usize = 256 << 10;
-/// How many bytes tell how a file is compressed.
-const HEAD_LEN: usize = 16;
+/// How many bytes tell of which kind a file is, and how it is compressed.
+const HEAD_LEN: usize = 4 << 10;
 
 /// Records that are handled together.
 #[derive(Debug, Default)]
