@@ -27,6 +27,7 @@ from grainmill._plan.node import (
 )
 from grainmill._plan.seeds import checked_shuffle_seed, derived_seed
 from grainmill._plan.spec import ShapeDtypeStruct, batch_spec, map_spec
+from grainmill._url import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,7 +50,9 @@ def check_source(source: Any, name: str = "source") -> None:
     is_text = isinstance(source, str) and _PATH_LIKE.search(source)
     if is_text or isinstance(source, os.PathLike):
         found = (
-            f"the text {source!r}, whose elements are its characters" if is_text else f"{source!r}"
+            f"the text {shown(source)!r}, whose elements are its characters"
+            if is_text
+            else f"{source!r}"
         )
         raise TypeError(
             f"`{name}` must be an object with records, got {found}: to read a file, pass a "

@@ -53,7 +53,7 @@ def parse_mixture(text: str) -> dict[str, Fraction]:
         {'web/*': '3/10', 'C:/books@8': '7/10'}
     """
     if not isinstance(text, str):
-        raise TypeError(f"a mixture must be a text, got {text!r} of type {type(text).__name__}")
+        raise TypeError(f"a mixture must be a text, got an object of type {type(text).__name__}")
     weights: dict[str, Fraction | None] = {}
     for entry in filter(None, map(str.strip, text.split(";"))):
         if mistaken := _MISTAKEN.fullmatch(entry):
