@@ -5,6 +5,7 @@ import json
 import random
 import time
 
+import effort
 import numpy as np
 import pytest
 
@@ -47,7 +48,36 @@ def drained(dataset):
     return iterator
 
 
+class Copies(grain.experimental.FlatMapTransform):
+    max_fan_out = 40
+
+    def __init__(self, count):
+        self.count = count
+
+    def flat_map(self, x):
+        return [x] * self.count
+
+
 # --- what the statistics contain --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(effort.SEED, effort.SEED + effort.cases(20, 400)))
+def test_pulls_that_are_timed_stand_for_the_elements_of_all(seed):
+    """Whatever number of elements a pull has, and from however many pulls those of a block are."""
+    rng = random.Random(seed)
+    fan_out, size = rng.choice([1, 3, 40]), rng.choice([1, 4, 64])
+    ds = MapDataset.range(10**6).to_iter_dataset(rng.choice([CALLER, ReadOptions()]))
+    ds = grain.experimental.FlatMapIterDataset(ds, Copies(fan_out))
+    if rng.random() < 0.7:
+        ds = grain.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=size)
+    iterator = iter(ds)
+    delivered = rng.randrange(200, 4000)
+    for _ in range(delivered):
+        next(iterator)
+    ahead = 2 * (fan_out + size)
+    elements = stage_named(iterator.stats(), "FlatMap")["elements"]
+    assert 0.9 * delivered - ahead <= elements <= 1.1 * delivered + ahead
+    iterator.close()
 
 
 def test_statistics_of_every_stage_are_there_without_switching_anything_on():

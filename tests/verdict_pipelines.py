@@ -9,7 +9,11 @@ import contextlib
 import dataclasses
 import functools
 import multiprocessing
+import pathlib
 import re
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 import zlib
@@ -22,6 +26,7 @@ import grainmill as grain
 from grainmill import MapDataset, MultiprocessingOptions, ReadOptions
 from grainmill._dataset.statistics import report_on
 from grainmill._stats.verdict import verdict_on
+from grainmill.array_record import ArrayRecordWriter
 
 SECONDS = 0.25
 ENOUGH = 25  # elements, on a busy machine
@@ -92,8 +97,20 @@ def cheap_wait(x):
     return costs(wait, 0.3, x)
 
 
+def modest(x):
+    return costs(compute, 0.7, x)
+
+
 def trifling(x):
     return costs(compute, 0.03, x)
+
+
+def very_dear(x):
+    return costs(compute, 10, x)
+
+
+def very_dear_step():
+    compute(10)
 
 
 def very_dear_wait(x):
@@ -118,6 +135,10 @@ def dear_stacked(xs):
 
 def tokens(x):
     return {"tokens": np.arange(int(x) % 50 + 1, dtype=np.int32)}
+
+
+def cheap_row(row):
+    return costs(compute, 0.2, row)
 
 
 OBJECTS = [str(number) for number in range(3000)]
@@ -148,6 +169,13 @@ class DearFlatMap(grain.experimental.FlatMapTransform):
 
     def flat_map(self, x):
         return costs(compute, 4, [x, x])
+
+
+class DearWideFlatMap(grain.experimental.FlatMapTransform):
+    max_fan_out = 40
+
+    def flat_map(self, x):
+        return costs(compute, 10, [x] * 40)
 
 
 class DearBatches(grain.IterDataset):
@@ -187,6 +215,49 @@ class Source:
 
     def __getitem__(self, index):
         return costs(self.kind, self.ms, int(index))
+
+
+# A bucket that answers after `LATENCY_MS`: with `FEW` reads in flight, a record takes 10 ms.
+LATENCY_MS = 40
+FEW = {"max_reads_in_flight": 4}
+SOME = {"max_reads_in_flight": 64}
+FAR_RECORDS = 2000
+FAR: dict[str, Any] = {}
+NEAR: dict[str, Any] = {}
+
+
+@contextlib.contextmanager
+def far_bucket():
+    """Runs the server of the pipelines that read from a bucket, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "records"
+        rest = np.random.default_rng(0).bytes(40_000)  # too long to be read with its neighbours
+        with ArrayRecordWriter(str(path), "group_size:1,uncompressed") as writer:
+            for number in range(FAR_RECORDS):
+                writer.write(number.to_bytes(4, "little") + rest)
+        program = [sys.executable, str(pathlib.Path(__file__).parent / "bucket_server.py")]
+        program += [str(path), "--count", "1", "--latency-ms", str(LATENCY_MS)]
+        with subprocess.Popen(
+            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as server:
+            url = f"http://127.0.0.1:{int(server.stdout.readline())}/bucket/data/00000"
+            FAR["source"] = grain.sources.ArrayRecordDataSource([url])
+            NEAR["source"] = grain.sources.ArrayRecordDataSource([str(path)])
+            try:
+                yield
+            finally:
+                FAR.clear()
+                NEAR.clear()
+                server.stdin.close()
+
+
+def number_of(record):
+    return int.from_bytes(record[:4], "little")
+
+
+def far(place=FAR):
+    """Numbers that are read from the bucket, or from the same file near by."""
+    return MapDataset.source(place["source"]).shuffle(seed=0).repeat().map(number_of)
 
 
 WORKER = {}
@@ -378,6 +449,14 @@ slow("iter.map that waits behind thread prefetch: 0 threads", FUNCTION, "`dear_w
 slow("iter.map after thread prefetch: 16 threads", FUNCTION, "`dear @")(
     lambda: prefetched(packed(numbers().map(tokens).to_iter_dataset())).map(cheap).map(dear)
 )
+slow("iter flat map of many, behind thread prefetch: 16 threads", FUNCTION, "DearWideFlatMap")(
+    lambda: prefetched(
+        grain.experimental.FlatMapIterDataset(
+            numbers().to_iter_dataset().map(modest), DearWideFlatMap()
+        ),
+        64,
+    )
+)
 # Workers.
 slow("map, batch: 2 workers", FUNCTION, "`dear @")(
     lambda: numbers().map(cheap).map(dear).batch(4).to_iter_dataset(WORKERS)
@@ -473,6 +552,109 @@ slow("source that waits, pack, batch: 16 threads", "storage", "Source")(
 slow("source that computes: 16 threads", FUNCTION, "Source")(
     lambda: MapDataset.source(Source(compute, 2)).map(cheap).to_iter_dataset(MANY).batch(4)
 )
+# Buckets: storage that is the limit, and storage that is not, as something else is slower.
+FEW_READS = {
+    "0 threads": ReadOptions(num_threads=0, **FEW),
+    "1 thread": ReadOptions(num_threads=1, **FEW),
+    "16 threads": ReadOptions(**FEW),
+    "2 workers": ReadOptions(num_workers=2, **FEW),
+}
+SOME_FEW = {mode: FEW_READS[mode] for mode in ("16 threads", "2 workers")}
+MANY_READS = {
+    "0 threads": ReadOptions(num_threads=0, **SOME),
+    "1 thread": ReadOptions(num_threads=1, **SOME),
+    "16 threads": ReadOptions(**SOME),
+    "2 workers": ReadOptions(num_workers=2, **SOME),
+}
+SOME_MANY = {mode: MANY_READS[mode] for mode in ("16 threads", "2 workers")}
+add_in_every_mode(
+    "bucket, batch",
+    "storage",
+    "",
+    lambda options: far().map(trifling).batch(2).to_iter_dataset(options),
+    modes=FEW_READS,
+)
+add_in_every_mode(
+    "bucket, iter.map, pack, batch",
+    "storage",
+    "",
+    lambda options: packed(far().to_iter_dataset(options).map(trifling).map(tokens)).batch(1),
+    modes={mode: FEW_READS[mode] for mode in ("0 threads", "2 workers")},
+)
+add_in_every_mode(
+    "mixture of a bucket and a near file",
+    "storage",
+    "",
+    lambda options: MapDataset.mix([far(), far(NEAR)], [0.7, 0.3]).to_iter_dataset(options),
+    modes=SOME_FEW,
+)
+add_in_every_mode(
+    "mixture of numbers and a bucket",
+    "storage",
+    "",
+    lambda options: MapDataset.mix([numbers(), far()], [0.5, 0.5]).to_iter_dataset(options),
+    modes=SOME_FEW,
+)
+add_in_every_mode(
+    "map after a bucket, batch",
+    FUNCTION,
+    "`very_dear @",
+    lambda options: far().map(very_dear).map(cheap).to_iter_dataset(options).batch(2),
+    modes=MANY_READS,
+)
+add_in_every_mode(
+    "map after a mixture of a bucket and a near file, pack",
+    FUNCTION,
+    "`very_dear @",
+    lambda options: packed(
+        MapDataset.mix([far(), far(NEAR)], [0.5, 0.5])
+        .map(very_dear)
+        .map(tokens)
+        .to_iter_dataset(options),
+    ),
+    modes=SOME_MANY,
+)
+slow("bucket, thread prefetch: 16 threads", "storage", "")(
+    lambda: prefetched(
+        packed(far().map(tokens).to_iter_dataset(FEW_READS["16 threads"])).batch(1)
+    ).map(cheap_row)
+)
+slow("bucket: mp_prefetch", "storage", "")(
+    lambda: (
+        far()
+        .to_iter_dataset(FEW_READS["1 thread"])
+        .map(cheap)
+        .batch(2)
+        .mp_prefetch(MultiprocessingOptions(2))
+    )
+)
+slow("iter.mix of a bucket and a near file: 16 threads", "storage", "")(
+    lambda: grain.IterDataset.mix(
+        [far().to_iter_dataset(FEW_READS["16 threads"]), far(NEAR).map(cheap).to_iter_dataset()],
+        [0.5, 0.5],
+    ).batch(2)
+)
+slow("iter.map after a bucket: 16 threads", FUNCTION, "`very_dear @")(
+    lambda: far().map(cheap).to_iter_dataset(MANY_READS["16 threads"]).map(very_dear).batch(2)
+)
+slow("map that waits, after a bucket: 0 threads", FUNCTION, "`very_dear_wait @")(
+    lambda: far().map(very_dear_wait).map(cheap).to_iter_dataset(MANY_READS["0 threads"])
+)
+slow("map after a bucket: mp_prefetch", FUNCTION, "`very_dear @")(
+    lambda: (
+        far()
+        .map(very_dear)
+        .to_iter_dataset(MANY_READS["1 thread"])
+        .batch(2)
+        .mp_prefetch(MultiprocessingOptions(2))
+    )
+)
+slow("consumer that waits for a bucket's records: 16 threads", "consumer", "", lambda: wait(20))(
+    lambda: far().map(cheap).to_iter_dataset(MANY_READS["16 threads"])
+)
+slow("consumer that computes with a bucket's records: 1 thread", "consumer", "", very_dear_step)(
+    lambda: far().map(cheap).to_iter_dataset(MANY_READS["1 thread"])
+)
 # Consumers.
 add_in_every_mode(
     "consumer that waits",
@@ -562,7 +744,7 @@ def main():
     began = time.perf_counter()
     right = dict.fromkeys((p.name for p in chosen), 0)
     of_runs = []
-    with busy_processes(options.busy):
+    with far_bucket(), busy_processes(options.busy):
         for _ in range(options.runs):
             wrong = 0
             for pipeline in chosen:

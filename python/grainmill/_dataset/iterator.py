@@ -497,13 +497,14 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
         self._changing = True
         meter = self._meter
         timer = meter.timer
-        timer.countdown -= 1
         trace = self._trace
         if trace is not None and trace.is_enabled():
             with trace(f"grainmill {self}"):
                 block = self._stage.pull(self._stage.pull_size)
-        elif timer.countdown >= 0:
+            timer.countdown -= len(block.elements)
+        elif timer.countdown > 0:
             block = self._stage.pull(self._stage.pull_size)
+            timer.countdown -= len(block.elements)
         else:
             block = meter.pull()
         elements = block.elements

@@ -36,7 +36,7 @@ class PullMeter:
         on_start: Called with the time at each timed pull.
 
     Attributes:
-        timer: Decides which pulls are timed.
+        timer: Decides which pulls are timed; its pauses are elements, as pulls may get longer.
     """
 
     def __init__(
@@ -48,11 +48,16 @@ class PullMeter:
         self.timer = CallTimer(recorder.share)
         self._away: deque[tuple[float, int]] = deque(maxlen=2 * _ENOUGH_AWAY)
         self._timed: list[Stage] = []
-        self._weight = 1
+        self._pulls: list[tuple[StageMeter, int, float, float]] = []  # of the current timed pull
+        self._added: dict[StageMeter, tuple[float, complex]] = {}  # what each got from all of them
+        self._num_pulled = 0  # elements of the current timed pull
+        self._num_timed = 0  # elements of timed pulls, and of those that these stand for
+        self._num_untimed = 0  # elements of pulls before the current pause that none stands for
         self._stack: list[complex] = []
         self._started_s = self._start_cost_s = 0.0
         self._refreshed_s = 0.0
         self._left_at: tuple[float, int, int] | None = None
+        recorder.watch(self)
 
     @property
     def _is_permanent(self) -> bool:
@@ -69,17 +74,20 @@ class PullMeter:
             self._left_at = None
             if count:
                 self._away.append(((clock_s() - left_s) / count, count))
-            self.timer.countdown = countdown - 1
+            self.timer.countdown = countdown
             if countdown > 0 and not self._is_permanent:
                 block = self._stage.pull(self._stage.pull_size)
+                self.timer.countdown -= len(block.elements)
                 if len(self._away) < _ENOUGH_AWAY:
                     self._leave(block)
                 return block
         self._start()
+        num_elements = 0
         try:
             block = self._stage.pull(self._stage.pull_size)
+            num_elements = len(block.elements)
         finally:
-            self.finish()
+            self.finish(num_elements)
         self._leave(block)
         return block
 
@@ -110,16 +118,15 @@ class PullMeter:
         return math.inf
 
     def starts(self) -> bool:
-        """Whether the next pull is timed; if so, `finish` must be called after it."""
-        timer = self.timer
-        timer.countdown -= 1
-        if timer.countdown >= 0 and not self._is_permanent:
+        """Whether the next pull is timed; `finish` must be called after it."""
+        if self.timer.countdown > 0 and not self._is_permanent:
             return False
         self._start()
         return True
 
     def _start(self) -> None:
-        self._weight = 1 if self._is_permanent else self.timer.start()
+        self._num_untimed += self.timer.num_passed
+        self.timer.start()
         started_s = clock_s()
         if started_s - self._refreshed_s > _REFRESH_S or not self._timed:
             self.stop()
@@ -130,15 +137,53 @@ class PullMeter:
         self._started_s = clock_s()
         self._start_cost_s = self._started_s - started_s
 
-    def finish(self) -> None:
-        """Ends a timed pull."""
+    def finish(self, num_elements: int, *, is_timed: bool = True) -> None:
+        """Ends a pull, which returned `num_elements`."""
+        if not is_timed:
+            self.timer.countdown -= num_elements
+            return
+        # Elements may come from the block that was pulled before, and others remain in this one.
+        num_pulled, self._num_pulled = self._num_pulled, 0
+        self._num_untimed += num_elements - num_pulled
+        if not num_pulled:
+            self._pulls.clear()
+            self.stop()
+            self.timer.skip_pause()
+            return
+        untimed = max(0, self._num_untimed)
+        self._num_untimed -= untimed
+        self._num_timed += num_pulled + untimed
+        weight = 1 + untimed / num_pulled
+        for meter, count, total_s, cpu_s in self._pulls:
+            before = meter.elements, complex(meter.total_s, meter.cpu_s)
+            meter.add(count, total_s, cpu_s, weight)
+            elements, times = self._added.get(meter, (0.0, 0j))
+            elements += meter.elements - before[0]
+            times += complex(meter.total_s, meter.cpu_s) - before[1]
+            self._added[meter] = elements, times
+        self._pulls.clear()
         if self._is_permanent:
             return
         finished_s = clock_s()
         elapsed_s = finished_s - self._started_s
         cost_s = self._start_cost_s + reading_cost_s() * _PULL_STEPS * len(self._timed)
         self.stop()
-        self.timer.record(elapsed_s, cost_s + clock_s() - finished_s)
+        cost_s += clock_s() - finished_s
+        self.timer.record(elapsed_s / num_pulled, cost_s)
+
+    def update(self) -> None:
+        """Adds the times of the pulls since the last timed one, by the elements before."""
+        untimed = self._num_untimed + self.timer.num_passed
+        if untimed <= 0 or not self._num_timed or self._left_at is not None:
+            return
+        self._num_untimed -= untimed
+        factor = untimed / self._num_timed
+        self._num_timed += untimed
+        for meter, (elements, times) in list(self._added.items()):
+            meter.elements += factor * elements
+            meter.total_s += factor * times.real
+            meter.cpu_s += factor * times.imag
+            self._added[meter] = (1 + factor) * elements, (1 + factor) * times
 
     def stop(self) -> None:
         """Makes pulls cost nothing again."""
@@ -196,10 +241,13 @@ class PullMeter:
 
         def timed_pull(*limits: int) -> Any:
             num_elements = 0
+            is_last = not stack
             stack.append(0j)
             started = both_clocks()
             try:
                 pulled = pull(*limits)
+                if is_last:
+                    self._num_pulled += len(pulled.elements)
                 if of_spec is not None:
                     num_elements = len(pulled.elements)
             finally:
@@ -209,10 +257,10 @@ class PullMeter:
                     stack[-1] += elapsed
                 if meter is not None:
                     own_s = own.imag if waits else own.real
-                    meter.add(num_elements, own_s, own.imag, self._weight)
+                    self._pulls.append((meter, num_elements, own_s, own.imag))
             if of_spec is not None and num_elements:
-                if pulled.finish is not None:
-                    of_spec.passes_lazy = True
+                if pulled.finish is not None:  # with columns, it makes rows and calls nothing
+                    of_spec.passes_lazy |= pulled.columns is None
                     return pulled
                 if of_spec.spec is None and spec_of is not None:
                     of_spec.spec = spec_of(pulled.elements[0])

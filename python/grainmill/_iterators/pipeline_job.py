@@ -173,15 +173,15 @@ class _PipelineRunner(Runner):
             if task.start is not None:
                 self._start(task.start)
                 first = self._count
+            self._reporter.start_task()
             started_s = time.perf_counter()
             meter = self._meter
-            if meter is not None and meter.starts():
-                try:
-                    self._compute(task, started_s + _BLOCK_S, elements, points)
-                finally:
-                    meter.finish()
-            else:
+            is_timed = meter is not None and meter.starts()
+            try:
                 self._compute(task, started_s + _BLOCK_S, elements, points)
+            finally:
+                if meter is not None:
+                    meter.finish(len(elements), is_timed=is_timed)
             pickled = pickled_resume_points(points)
         except BaseException as failure:
             return self._outcome(elements, failure, first, pickled_resume_points(points))

@@ -499,8 +499,7 @@ class PrefetchQueue:
         elements: list[Any] = []
         ended = False
         meter = self._meter
-        if meter is not None and not meter.starts():
-            meter = None
+        is_timed = meter is not None and meter.starts()
         try:
             while len(elements) < max_len:
                 element = cursor.next()
@@ -514,7 +513,7 @@ class PrefetchQueue:
                     break
         finally:
             if meter is not None:
-                meter.finish()
+                meter.finish(len(elements), is_timed=is_timed)
             if elements:
                 self.put(Block(elements, functools.partial(_state_at, points)))
         if ended:

@@ -15,7 +15,7 @@ import itertools
 import math
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from grainmill._stats.thread_clock import ThreadTimes, ThreadUse
 
@@ -113,7 +113,7 @@ class StageMeter:
     def add(self, elements: float, total_s: float, cpu_s: float, weight: float = 1.0) -> None:
         """Adds a timed call; it counts `weight` times."""
         self.elements += elements * weight
-        total = self.extrapolated(complex(total_s, cpu_s), weight)
+        total = self.extrapolated(complex(total_s, cpu_s), weight, max(1, int(elements)))
         self.total_s += total.real
         self.cpu_s += total.imag
         if elements:
@@ -131,6 +131,11 @@ class StageMeter:
         self._usual_s, expected_s = _usual(self._usual_s, of_part.real)
         self._usual_cpu_s, expected_cpu_s = _usual(self._usual_cpu_s, of_part.imag)
         return of_call + complex(expected_s, expected_cpu_s) * parts * (weight - 1)
+
+    @property
+    def least_wait_s(self) -> float:
+        """How long all calls together would have waited, if all were as fast as the fastest."""
+        return max(0.0, self.min_s * self.elements - self.cpu_s) if self.max_s else 0.0
 
     def scale(self, factor: float) -> None:
         """Multiplies the times by `factor`."""
@@ -230,6 +235,10 @@ class CallTimer:
         weight = self._before + 1
         self._before = self.countdown = self._pause
         return weight
+
+    def skip_pause(self) -> None:
+        """Makes the next call be timed instead of this one."""
+        self._before = self.countdown = 0
 
     def affordable(self, call_s: float, element_cost_s: float) -> int:
         """How many elements of a call of `call_s` may be timed."""
@@ -377,6 +386,13 @@ class LoopMeter:
             self.first = (self.first + step) % max(1, num_elements - self.count + 1)
         cost_s = clock_s() - started_s - call_s + element_cost_s * num_timed
         self.timer.record(call_s / max(1, num_elements), cost_s)
+
+
+class Updated(Protocol):
+    """A meter that adds to those of stages what it left out since it last timed something."""
+
+    def update(self) -> None:
+        """Adds it."""
 
 
 class BlockTimes:
@@ -529,6 +545,30 @@ class ReadMeter:
         self.ahead: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.threads: Callable[[], PoolUse] = lambda: NO_POOL
 
+    def snapshot(self) -> tuple[float, ...]:
+        """The numbers, as `merge` takes them."""
+        return (
+            self.elements,
+            self.work_s,
+            self.storage_s,
+            self.caller_s,
+            self.starved_s,
+            self.cpu_s,
+            self.ahead()[0],
+        )
+
+    def merge(self, numbers: Sequence[float]) -> None:
+        """Adds the `snapshot` of the same place in another process."""
+        elements, work_s, storage_s, caller_s, starved_s, cpu_s, num_ahead = numbers
+        self.elements += int(elements)
+        self.work_s += work_s
+        self.storage_s += storage_s
+        self.caller_s += caller_s
+        self.starved_s += starved_s
+        self.cpu_s += cpu_s
+        ahead = self.ahead()[0] + int(num_ahead), 0
+        self.ahead = lambda: ahead
+
     @property
     def fill(self) -> Fill:
         """How far it is ahead of the consumer."""
@@ -592,6 +632,7 @@ class WorkerReport(NamedTuple):
         elements: Elements it has computed.
         stages: The `StageMeter.snapshot` of each of its stages, by the stage's number.
         reads: `work_s` and `storage_s` of its blocks, and the reads of its files; see `ReadMeter`.
+        blocks: The `ReadMeter.snapshot` of each stage that reads, by the stage's number.
         specs: The spec of the elements of its stages as text, by the stage's number, where seen.
         cpu_s: CPU seconds of its threads.
         ready_s: Those, and seconds in which they waited for a core.
@@ -602,9 +643,15 @@ class WorkerReport(NamedTuple):
     elements: int
     stages: dict[int, tuple[float, ...]]
     reads: tuple[float, ...]
+    blocks: dict[int, tuple[float, ...]]
     specs: dict[int, str]
     cpu_s: float = 0.0
     ready_s: float = 0.0
+
+    @property
+    def running_s(self) -> float:
+        """Seconds in which it ran any task; several may run at a time."""
+        return min(self.busy_s, self.alive_s)
 
 
 class ThreadRecord(NamedTuple):
@@ -643,7 +690,7 @@ class Recorder:
         self.share = _SHARE_TRACKED if tracks else _SHARE
         self.reads: list[ReadMeter] = []
         self._stages: weakref.WeakKeyDictionary[Node, StageMeter] = weakref.WeakKeyDictionary()
-        self._steps: weakref.WeakSet[StepsMeter | LoopMeter] = weakref.WeakSet()
+        self._steps: weakref.WeakSet[Updated] = weakref.WeakSet()
         self._waits: weakref.WeakKeyDictionary[Node, float] = weakref.WeakKeyDictionary()
         self._starts: weakref.WeakKeyDictionary[Node, tuple[float, ThreadTimes]] = (
             weakref.WeakKeyDictionary()
@@ -670,6 +717,10 @@ class Recorder:
         for steps in list(self._steps):
             steps.update()
         return {id(node): meter for node, meter in list(self._stages.items())}
+
+    def watch(self, meter: Updated) -> None:
+        """Makes `stages` update `meter` first."""
+        self._steps.add(meter)
 
     def loop(self, nodes: Sequence[Node], byte_len: Callable[[Any], int]) -> LoopMeter:
         """The meter of a loop whose steps are `nodes`."""

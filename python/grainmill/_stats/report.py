@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grainmill._plan import random_access
 from grainmill._plan.node import MapNode
 from grainmill._stats.element_specs import SpecText
-from grainmill._stats.meters import StageMeter
+from grainmill._stats.meters import ReadMeter, StageMeter
 from grainmill._stats.numbering import NumberedStage, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from grainmill._plan.node import Node
-    from grainmill._stats.meters import Fill, ReadMeter, Recorder, WorkerReport
+    from grainmill._stats.meters import Fill, Recorder, ThreadRecord, WorkerReport
     from grainmill._stats.thread_clock import ThreadTimes
 
 # Threads of a process share one interpreter lock: together they hold it nearly always if they need
@@ -32,6 +32,8 @@ _WAITS = 4.0
 _STARTED = 0.02
 # Threads that have nothing to do for this share of the time are faster than their consumer.
 _IDLE = 0.25
+# The consumer is away for no longer than this many times what three in four times exceed.
+_MOST_AWAY = 2.0
 
 # Functions of these are not called in a loop that is timed: their time is the rest of the blocks'.
 _UNTIMED = (random_access.FlatMap, random_access.UserDefined)
@@ -162,33 +164,37 @@ def collected(  # noqa: PLR0917 - in the order of their use
             storage_s += report.reads[1]
             totals.append(report.reads[2:])  # type: ignore[arg-type]
     storage = tuple(map(sum, zip(*totals, strict=True)))
-    for read in reads:
+    for read in (*reads, *_reads_of_workers(stages)):
         _add_read(stages, read)
-    own = {id(read.node) for read in reads}
-    for stage in stages:
-        if stage.node.reads and id(stage.node) not in own:
-            _count(stages, stage, stage.meter.elements)
     _subtract_lazy(stages)
     for stage in reversed(stages):
         if _runs_plans(stage.node):
             _set_self_time(stages, stage, self_times.get(id(stage.node)))
     _limit_steps(stages, work_s, storage_s)
     running_s, consumer = _without_start(stages, recorders, elapsed_s, consumer)
+    of_next = _thread_times(stages, 0) if stages else 0j
+    lazy = _lazy_times(stages, stages[0]) if stages else 0j
+    own_cpu_s = max(0.0, consumer.times.cpu_s - of_next.imag)
+    away_s = math.inf
+    if consumer.away_s < math.inf:
+        away_s = max(0.0, consumer.away_s * elements - lazy.real)
     threads = _Threads(stages, reads, recorders, running_s, consumer.times)
+    if away_s < math.inf:
+        threads.consumer_blocked_s -= min(threads.consumer_blocked_s, max(0.0, away_s - own_cpu_s))
     is_lock_bound = threads.are_bound(threads.ready_s)
     _set_costs(stages, threads)
     share = _share_lock(stages, threads) if is_lock_bound else _share_waits(stages, threads)
     if stages:
         stages[0].meter.elements = elements
-    of_next = _thread_times(stages, 0) if stages else 0j
     wait_s = min(of_next.real, elapsed_s) if elapsed_s else of_next.real
-    consumer_s = max(0.0, consumer.times.cpu_s - of_next.imag)
+    consumer_s = own_cpu_s
     if not threads.are_bound(threads.all_ready_s):
         for_core_s = max(0.0, consumer.times.ready_s - consumer.times.cpu_s)
-        consumer_s = max(consumer_s, running_s - share.passed_s - for_core_s)
-    elif consumer.away_s < math.inf and stages and not _lazy_times(stages, stages[0]):
+        rest_s = running_s - share.passed_s - for_core_s
+        consumer_s = max(consumer_s, min(rest_s, _MOST_AWAY * away_s))
+    elif away_s < math.inf and not lazy:
         # What else passed may be waits for the lock; functions that run meanwhile have them, too.
-        consumer_s = max(consumer_s, consumer.away_s * elements)
+        consumer_s = max(consumer_s, away_s)
     return Report(
         stages,
         reads,
@@ -211,7 +217,10 @@ def _without_start(
     elapsed_s: float,
     consumer: Consumer,
 ) -> tuple[float, Consumer]:
-    """The time and the consumer's without those in which workers were started."""
+    """The time and the consumer's without those in which workers were started.
+
+    Threads that wait for the workers make their own consumer wait.
+    """
     running_s = elapsed_s - sum(stage.start_s for stage in stages)
     if running_s < _STARTED * elapsed_s:
         for stage in stages:
@@ -221,19 +230,30 @@ def _without_start(
         for stage in stages:
             times = consumer.times.plus(recorder.start(stage.node)[1], -1.0)
             consumer = consumer._replace(times=times)
+    for stage in stages:
+        if stage.wait_s and not stage.start_s:
+            started_s = sum(found.start_s for found in _upstream(stages, stage) if found.workers)
+            stage.start_s = min(stage.wait_s, started_s)
     return running_s, consumer
 
 
 class _Shared(NamedTuple):
-    """The consumer's time in the pipeline.
+    """The time of a thread in stages.
 
     Attributes:
-        passed_s: Seconds in stages on its thread, and waiting for others.
+        passed_s: Seconds in stages on it, and waiting for others.
         own_s: Those of them in which stages, there or behind, did not wait for a core.
+        shares: The share of a stage in these, by its number.
     """
 
     passed_s: float
     own_s: float
+    shares: Mapping[int, float]
+
+    @property
+    def running_share(self) -> float:
+        """The share of the time in which stages did not wait for a core."""
+        return self.own_s / self.passed_s if self.passed_s else 1.0
 
 
 class _Threads:
@@ -257,62 +277,95 @@ class _Threads:
         running_s: float,
         consumer: ThreadTimes,
     ) -> None:
+        self._stages = stages
+        self._numbers = {id(stage.node): stage.number for stage in stages}
         self._running_s = running_s
         self._consumer_s = min(running_s, consumer.ready_s)
-        self.all_ready_s = 0.0
-        self.for_core: dict[int, float] = {}
-        waits_s = sum(stage.wait_s for stage in stages)
+        waits_s = _waits_s(stages, _consumers(stages) or {0}, None) if stages else 0.0
         self.consumer_blocked_s = max(0.0, running_s - self._consumer_s - waits_s)
-        elapsed_s = running_s
-        numbers = {id(stage.node): stage.number for stage in stages}
-        self.ready_s = 0.0
+        waits = [stage.wait_s - stage.start_s for stage in stages if stage.workers]
+        self._for_workers_s = sum(waits)
+        self.ready_s = self.all_ready_s = 0.0
+        self.for_core: dict[int, float] = {}
+        self.lanes: dict[int, int] = {}
+        self.blocked: list[tuple[set[int], float]] = []
         self.idle: set[int] = set()
         for stage in stages:
             reports = stage.workers.values()
-            if reports:
-                busy_s = sum(report.busy_s for report in reports)
-                ready_s = sum(report.ready_s for report in reports)
-                for_core_s = ready_s - sum(report.cpu_s for report in reports)
-                self.for_core[stage.number] = for_core_s / max(busy_s, ready_s) if busy_s else 0.0
-        self.lanes: dict[int, int] = {}
-        self.blocked: list[tuple[set[int], float]] = []
+            busy_s = sum(report.busy_s for report in reports)
+            ready_s = sum(report.ready_s for report in reports)
+            cpu_s = sum(report.cpu_s for report in reports)
+            running_s = sum(report.running_s for report in reports)
+            self._add_waits(stage.number, busy_s, cpu_s, ready_s, running_s)
         for read in reads:
-            use = read.threads()
-            is_idle = use.busy_s < (1 - _IDLE) * elapsed_s
-            if use.active > _LOCK_HOLDERS and use.busy_s < math.inf:
-                is_idle |= read.starved_s < _IDLE * elapsed_s
-            number = numbers.get(id(read.node))
-            self._add(number, read.fill, use.ready_s, is_idle=is_idle)
-            if number is None:
-                continue
-            numbers_behind = {found.number for found in _upstream(stages, stages[number])}
-            if use.active > 1:
-                self.lanes.update(dict.fromkeys(numbers_behind, use.active))
-            if 0 < use.busy_s < math.inf:
-                self.blocked.append((numbers_behind, max(0.0, 1 - use.ready_s / use.busy_s)))
-                self.for_core[number] = (use.ready_s - use.cpu_s) / max(use.busy_s, use.ready_s)
+            self._add_read(read)
         for recorder in recorders:
             for thread in recorder.threads():
-                fill = thread.fill()
-                if fill is not None:
-                    is_idle = fill.idle_s > _IDLE * elapsed_s
-                    number = numbers.get(id(thread.node))
-                    cpu_s, ready_s = thread.use.read()
-                    self._add(number, fill, ready_s, is_idle=is_idle)
-                    busy_s = thread.use.elapsed_s - fill.idle_s
-                    if number is not None and busy_s > 0:
-                        stage = stages[number]
-                        starts = stage.inputs if stage.is_prefetch else [number]
-                        of_thread = set().union(*(_same_thread(stages, each) for each in starts))
-                        self.blocked.append((of_thread, max(0.0, 1 - ready_s / busy_s)))
-                        self.for_core[number] = (ready_s - cpu_s) / max(busy_s, ready_s)
+                self._add_thread(thread)
+
+    def _add_read(self, read: ReadMeter) -> None:
+        use = read.threads()
+        is_idle = use.busy_s < (1 - _IDLE) * self._running_s
+        if use.active > _LOCK_HOLDERS and use.busy_s < math.inf:
+            is_idle |= read.starved_s < _IDLE * self._running_s
+        number = self._numbers.get(id(read.node))
+        self._add(number, read.fill, use.ready_s, is_idle=is_idle)
+        if number is None:
+            return
+        behind = {found.number for found in _upstream(self._stages, self._stages[number])}
+        if use.active > 1:
+            self.lanes.update(dict.fromkeys(behind, use.active))
+        if 0 < use.busy_s < math.inf:
+            self._add_blocked(behind, use.busy_s, use.ready_s)
+            busy_s = use.busy_s + read.storage_s
+            self._add_waits(number, busy_s, use.cpu_s, use.ready_s, busy_s)
+
+    def _add_thread(self, thread: ThreadRecord) -> None:
+        fill = thread.fill()
+        if fill is None:
+            return
+        number = self._numbers.get(id(thread.node))
+        cpu_s, ready_s = thread.use.read()
+        own: set[int] = set()
+        awaited_s = 0.0
+        if number is not None:
+            stage = self._stages[number]
+            awaited_s = stage.wait_s - stage.start_s
+            starts = stage.inputs if stage.is_prefetch else [number]
+            own = own.union(*(_same_thread(self._stages, each) for each in starts))
+        waits_s = _waits_s(self._stages, own, number)
+        elapsed_s = thread.use.elapsed_s
+        # Of the time until it runs again, it may have waited for a core.
+        idle_s = min(fill.idle_s, elapsed_s - ready_s - waits_s)
+        is_idle = idle_s > max(awaited_s, _IDLE * self._running_s)
+        self._add(number, fill, ready_s, is_idle=is_idle)
+        if number is not None and elapsed_s > fill.idle_s:
+            busy_s = elapsed_s - fill.idle_s
+            self._add_waits(number, busy_s, cpu_s, ready_s, busy_s)
+            self._add_blocked(own, busy_s - waits_s, ready_s)
+
+    def _add_waits(
+        self, number: int, busy_s: float, cpu_s: float, ready_s: float, running_s: float
+    ) -> None:
+        """Sets the share of waits for a core in `busy_s` of threads, of which some run at a time.
+
+        They may also have waited for one before they were busy.
+        """
+        if busy_s > 0:
+            share = (ready_s - cpu_s) / max(busy_s, ready_s)
+            self.for_core[number] = max(0.0, min(share, 1 - cpu_s / running_s))
+
+    def _add_blocked(self, numbers: set[int], busy_s: float, ready_s: float) -> None:
+        self.blocked.append((numbers, 1 - ready_s / busy_s if busy_s > ready_s else 0.0))
 
     def are_bound(self, ready_s: float) -> bool:
         """Whether threads that compute for `ready_s`, and the consumer, need the lock all the time.
 
-        Without other threads, the consumer waits for no lock.
+        Without other threads, the consumer waits for no lock; nor do those that wait for workers.
         """
         if not self._running_s or ready_s < _CONTENDS * self._running_s:
+            return False
+        if self._for_workers_s > (1 - LOCK_BOUND) * self._running_s:
             return False
         return ready_s + self._consumer_s >= LOCK_BOUND * self._running_s
 
@@ -340,14 +393,30 @@ def _same_thread(stages: Sequence[StageReport], number: int) -> set[int]:
     pending = [number]
     while pending:
         stage = stages[pending.pop()]
-        if stage.number not in found and (not stage.is_prefetch or _computes_itself(stage)):
+        is_others = stage.is_prefetch or (stage.wait_s > 0 and stage.number != number)
+        if stage.number not in found and (not is_others or _computes_itself(stage)):
             found.add(stage.number)
             pending += stage.inputs
     return found
 
 
+def _consumers(stages: Sequence[StageReport]) -> set[int]:
+    """The numbers of the stages that the consumer's thread runs."""
+    is_others = stages and stages[0].wait_s > 0 and not _computes_itself(stages[0])
+    return set() if is_others or not stages else _same_thread(stages, 0)
+
+
+def _waits_s(stages: Sequence[StageReport], own: set[int], number: int | None) -> float:
+    """How long the thread that runs `own` waited for others; itself is the one of `number`."""
+    near = own.union(*(stages[each].inputs for each in own)) - {number}
+    return sum(stages[each].wait_s - stages[each].start_s for each in near)
+
+
 def _real_waits(stages: Sequence[StageReport], threads: _Threads) -> dict[int, float]:
-    """Which share of the waits of a stage is not for a core, by its number."""
+    """The seconds for which functions of a stage waited, not for a core, by its number.
+
+    A thread was blocked for so long; what the fastest calls waited comes first.
+    """
     groups = list(threads.blocked)
     for owner in stages:
         reports = owner.workers.values()
@@ -356,18 +425,19 @@ def _real_waits(stages: Sequence[StageReport], threads: _Threads) -> dict[int, f
         behind = {found.number for found in _upstream(stages, owner)}
         groups += [(behind, max(0.0, 1 - ready_s / busy_s))] if busy_s else []
     real: dict[int, float] = {}
-    own = _same_thread(stages, 0) if stages else set()
-    for numbers, blocked_share in [(own, None), *groups]:
-        meters = [
-            stages[number].meter
-            for number in numbers
-            if not stages[number].node.reads  # that of the others
-        ]
-        waits_s = sum(max(0.0, meter.total_s - meter.cpu_s) for meter in meters)
+    for numbers, blocked_share in [(_consumers(stages), None), *groups]:
+        # Reads are those of other threads.
+        found = [n for n in numbers if not stages[n].node.reads]
+        meters = {number: stages[number].meter for number in found}
+        waits = {n: max(0.0, meter.total_s - meter.cpu_s) for n, meter in meters.items()}
+        least = {n: min(waits[n], meter.least_wait_s) for n, meter in meters.items()}
         limit_s = threads.consumer_blocked_s
         if blocked_share is not None:
-            limit_s = blocked_share * sum(meter.total_s for meter in meters)
-        real |= dict.fromkeys(numbers, min(1.0, limit_s / waits_s) if waits_s else 1.0)
+            limit_s = blocked_share * sum(meter.total_s for meter in meters.values())
+        least_s, waits_s = sum(least.values()), sum(waits.values())
+        of_least = min(1.0, limit_s / least_s) if least_s else 0.0
+        of_rest = min(1.0, max(0.0, limit_s - least_s) / ((waits_s - least_s) or 1.0))
+        real |= {n: of_least * least[n] + of_rest * (waits[n] - least[n]) for n in found}
     return real
 
 
@@ -378,24 +448,36 @@ def _set_costs(stages: Sequence[StageReport], threads: _Threads) -> None:
     real = _real_waits(stages, threads)
     for stage in stages:
         owner = owners.get(stage.number)
-        is_bound = is_contended
+        is_bound, lanes = is_contended, float(threads.lanes.get(stage.number, 1))
         if owner is not None:
-            busy_s = sum(report.busy_s for report in owner.workers.values())
-            ready_s = sum(report.ready_s for report in owner.workers.values())
-            is_bound = ready_s >= LOCK_BOUND * busy_s
+            reports = owner.workers.values()
+            running_s = sum(report.running_s for report in reports)
+            is_bound = sum(report.ready_s for report in reports) >= LOCK_BOUND * running_s
+            lanes = sum(report.busy_s for report in reports) / (running_s or 1.0)
         meter = stage.meter
         if stage.node.reads:
             continue  # its cost is known
         stage.cost_s = meter.cpu_s
         if runs_users_code(stage):
-            least_s = meter.min_s * meter.elements if meter.max_s else 0.0
-            waits_s = max(0.0, meter.total_s - meter.cpu_s)
+            waits_s = real.get(stage.number, max(0.0, meter.total_s - meter.cpu_s))
+            least_s = meter.cpu_s + meter.least_wait_s
             if not is_bound:
-                stage.cost_s += waits_s * real.get(stage.number, 1.0)
+                stage.cost_s += waits_s
             elif least_s > _WAITS * meter.cpu_s:
-                stage.cost_s = least_s / max(1, threads.lanes.get(stage.number, 1))
+                stage.cost_s = least_s / max(1.0, lanes)
         if isinstance(stage.node, random_access.Source):
-            stage.cost_s = max(stage.cost_s, stage.storage_s + meter.cpu_s)
+            storage_s = stage.storage_s * (_computing_share(stages, stage) if is_bound else 1.0)
+            stage.cost_s = max(stage.cost_s, storage_s + meter.cpu_s)
+
+
+def _computing_share(stages: Sequence[StageReport], source: StageReport) -> float:
+    """The CPU time in that which the blocks with elements of `source` took, storage left out."""
+    for read in stages:
+        behind = _upstream(stages, read) if read.node.reads else []
+        if any(found is source for found in behind):
+            work_s = sum(stage.meter.total_s - stage.storage_s for stage in behind)
+            return min(1.0, sum(stage.meter.cpu_s for stage in behind) / (work_s or 1.0))
+    return 1.0
 
 
 def runs_users_code(stage: StageReport) -> bool:
@@ -465,6 +547,20 @@ def _merge_numbers(stages: list[StageReport], first: int, meters: dict[int, Stag
             stages[first + number].meter.merge(meter.snapshot())
 
 
+def _reads_of_workers(stages: Sequence[StageReport]) -> Iterable[ReadMeter]:
+    """The places in workers where blocks are computed, those of all workers as one."""
+    reads: dict[int, ReadMeter] = {}
+    for owner in stages:
+        for report in owner.workers.values():
+            for of_worker, numbers in report.blocks.items():
+                number = owner.inputs[0] + of_worker
+                if number < len(stages):
+                    read = reads.setdefault(number, ReadMeter())
+                    read.node = stages[number].node
+                    read.merge(numbers)
+    return reads.values()
+
+
 def _merge(stages: list[StageReport], owner: StageReport, report: WorkerReport) -> None:
     """Adds what a worker of `owner` reports about the stages behind it."""
     if not owner.inputs:
@@ -520,17 +616,24 @@ def _add_read(  # noqa: PLR0912 - one case for each place where time is not meas
     cpu_s = read.cpu_s
     if in_workers:  # whose blocks are not timed with the CPU clock
         cpu_s = work_s * (steps_cpu_s / steps_s) if steps_s else work_s
+        cpu_s = min(cpu_s, sum(report.cpu_s for report in in_workers))
     sources = [found for found in behind if not found.inputs]
     if not sources:
         return
-    source = sources[0]
+    # Those of numbers, and those that functions read from, read nothing here.
+    readers = [
+        found
+        for found in sources
+        if not isinstance(found.node, random_access.Range) and not _has_loop(found)
+    ]
+    source = (readers or sources)[0]
     untimed = [found for found in behind if isinstance(found.node, _UNTIMED)]
     stacking = [
         found for found in stages if found.node.stacks and found.inputs == [stage.number]
     ] + [found for found in behind if isinstance(found.node, random_access.Batch)]
     if untimed:
         source = untimed[0]
-    elif isinstance(source.node, random_access.Range) or _has_loop(source):  # nothing is read
+    elif not readers:
         if stacking:
             source = stacking[0]
         else:  # the calls that were timed were short ones
@@ -659,59 +762,73 @@ def _computes_itself(stage: StageReport) -> bool:
 
 def _share_waits(stages: Sequence[StageReport], threads: _Threads) -> _Shared:
     """Computes `wait_share`: each prefetching stage passes its share on to those behind it."""
-
-    def share(
-        starts: Sequence[int], total: float, stacking: tuple[int, float] = (-1, 0.0)
-    ) -> _Shared:
-        own: dict[int, float] = dict(
-            [stacking] if stacking[1] else []
-        )  # seconds of stages on the same thread
-        passed: dict[int, float] = {}  # those in which it waited, or computed, for the ones behind
-        pending = list(starts)
-        while pending:
-            stage = stages[pending.pop()]
-            number = stage.number
-            if number in own or number in passed:
-                continue
-            if _computes_itself(stage):
-                own[number] = stage.cost_s
-                if stage.wait_s:
-                    passed[number] = stage.wait_s
-                pending += stage.inputs
-            elif stage.is_prefetch:
-                own[number], passed[number] = stage.cost_s, stage.wait_s - stage.start_s
-            elif stage.wait_s and number not in starts:  # another thread does its work
-                passed[number] = stage.wait_s
-            else:
-                reads = [
-                    stages[each] for each in stage.inputs if not _computes_itself(stages[each])
-                ]
-                stacked_s = sum(read.stacking[1] for read in reads if read.stacking[0] == number)
-                own[number] = max(0.0, stage.cost_s - stacked_s)
-                pending += stage.inputs
-        all_s = sum(own.values()) + sum(passed.values())
-        for number, seconds in own.items():
-            stages[number].wait_share += total * seconds / all_s if all_s else 0.0
-        for number, seconds in passed.items():
-            stage, part = stages[number], total * seconds / all_s if all_s else 0.0
-            if not stage.inputs:
-                stage.wait_share += part
-            else:
-                share(stage.inputs if number in own else [number], part, stage.stacking)
-        own_s = sum(own.values())
-        own_s += sum(passed_s * _running_share(stages[n]) for n, passed_s in passed.items())
-        return _Shared(all_s, own_s)
-
-    def _running_share(stage: StageReport) -> float:
-        return max(0.0, 1 - threads.for_core.get(stage.number, 0.0))
-
     if not stages:
-        return _Shared(0.0, 0.0)
+        return _Shared(0.0, 0.0, {})
     first = stages[0]
-    shared = share([first.number], 1.0)
+    shared = _shared(stages, threads, [0])
+    for number, part in shared.shares.items():
+        stages[number].wait_share = part
     if first.wait_s and not first.is_prefetch:
-        return _Shared(first.wait_s, first.wait_s * _running_share(first))
+        running_share = shared.running_share * _running_share(threads, 0)
+        return shared._replace(passed_s=first.wait_s, own_s=first.wait_s * running_share)
     return shared
+
+
+def _shared(
+    stages: Sequence[StageReport],
+    threads: _Threads,
+    starts: Sequence[int],
+    stacking: tuple[int, float] = (-1, 0.0),
+) -> _Shared:
+    """The time of a thread that takes the elements of `starts`.
+
+    Args:
+        stages: All stages.
+        threads: Those that stages run in.
+        starts: The numbers of stages whose elements it takes.
+        stacking: See `StageReport`; what it computes besides.
+    """
+    own = dict([stacking] if stacking[1] else [])  # seconds of stages on the same thread
+    passed: dict[int, float] = {}  # those in which it waited, or computed, for the ones behind
+    pending = list(starts)
+    while pending:
+        stage = stages[pending.pop()]
+        number = stage.number
+        if number in own or number in passed:
+            continue
+        if _computes_itself(stage):
+            own[number] = stage.cost_s
+            if stage.wait_s:
+                passed[number] = stage.wait_s
+            pending += stage.inputs
+        elif stage.is_prefetch:
+            own[number], passed[number] = stage.cost_s, stage.wait_s - stage.start_s
+        elif stage.wait_s and number not in starts:  # another thread does its work
+            passed[number] = stage.wait_s
+        else:
+            reads = [stages[each] for each in stage.inputs if not _computes_itself(stages[each])]
+            stacked_s = sum(read.stacking[1] for read in reads if read.stacking[0] == number)
+            own[number] = max(0.0, stage.cost_s - stacked_s)
+            pending += stage.inputs
+    seconds = dict(own)
+    for number, wait_s in passed.items():
+        stage = stages[number]
+        passed_s = wait_s * _running_share(threads, number)
+        behind = _Shared(0.0, 0.0, {number: 1.0})
+        if stage.inputs:
+            inputs = stage.inputs if number in own else [number]
+            behind = _shared(stages, threads, inputs, stage.stacking)
+            passed_s *= behind.running_share
+        for found, part in behind.shares.items():
+            seconds[found] = seconds.get(found, 0.0) + passed_s * part
+    own_s = sum(seconds.values())
+    shares = {number: each / own_s for number, each in seconds.items()} if own_s else {}
+    return _Shared(sum(own.values()) + sum(passed.values()), own_s, shares)
+
+
+def _running_share(threads: _Threads, number: int) -> float:
+    """The share of their time in which the threads of a stage did not wait for a core."""
+    return max(0.0, 1 - threads.for_core.get(number, 0.0))
 
 
 def _share_lock(stages: Sequence[StageReport], threads: _Threads) -> _Shared:
@@ -729,7 +846,7 @@ def _share_lock(stages: Sequence[StageReport], threads: _Threads) -> _Shared:
     all_s = sum(costs.values())
     for number, cost_s in costs.items():
         stages[number].wait_share = cost_s / all_s if all_s else 0.0
-    return _Shared(all_s, all_s)
+    return _Shared(all_s, all_s, {})
 
 
 def as_dict(report: Report) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from grainmill._plan import random_access
@@ -72,9 +71,7 @@ def verdict_on(report: Report, *, has_consumer: bool = True) -> Verdict:
                 "gain little",
             )
     owner = _workers_of(report, slow)
-    computing_s = report.work_s + report.storage_s
-    reads_files = report.storage[0] > 0 and report.storage_s > computing_s / 2
-    if reads_files and isinstance(slow.node, random_access.Source):
+    if report.storage[0] > 0 and slow.storage_s > slow.meter.cpu_s:
         return _storage(report)
     if owner is not None:
         return _in_workers(slow, owner)
@@ -95,9 +92,15 @@ def _workers_of(report: Report, stage: StageReport) -> StageReport | None:
 
 
 def _own_s(worker: WorkerReport) -> float:
-    """The seconds that a worker needed, without waits for a core if it computes."""
-    computes = worker.ready_s >= LOCK_BOUND * worker.busy_s
-    return min(worker.cpu_s if computes else math.inf, worker.busy_s, worker.alive_s)
+    """The seconds that a worker needed, without waits for a core."""
+    for_core_s = worker.ready_s - worker.cpu_s
+    return worker.running_s * (1 - for_core_s / (max(worker.busy_s, worker.ready_s) or 1.0))
+
+
+def _is_bound(worker: WorkerReport) -> bool:
+    """Whether several tasks at a time need the lock of a worker nearly always."""
+    is_busy = worker.ready_s >= LOCK_BOUND * worker.running_s
+    return is_busy and worker.busy_s > worker.alive_s
 
 
 def _storage(report: Report) -> Verdict:
@@ -113,7 +116,11 @@ def _storage(report: Report) -> Verdict:
 
 def _in_workers(slow: StageReport, owner: StageReport) -> Verdict:
     workers = {number: report for number, report in owner.workers.items() if report.elements}
-    costs = {number: _own_s(report) / report.elements for number, report in workers.items()}
+    by_cpu = any(_is_bound(report) for report in workers.values())
+    costs = {
+        number: (report.cpu_s if by_cpu else _own_s(report)) / report.elements
+        for number, report in workers.items()
+    }
     are_known = all(report.elements >= _ENOUGH for report in workers.values())
     if len(costs) > 1 and are_known:
         worst = max(costs, key=costs.__getitem__)
