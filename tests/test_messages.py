@@ -78,8 +78,30 @@ def best_fit(*args, **options):
     return packed(experimental.BestFitPackIterDataset, *args, **options)
 
 
+A_CLASS = ["the class `MapDataset`: did you", "the class `IterDataset`: did you"]
+
 # What the user writes, the exception, and what it must say.
 MISTAKES = {
+    "a class in a mixture": (
+        lambda: grain.MapDataset.mix([in_map(), grain.MapDataset]),
+        TypeError,
+        A_CLASS[:1],
+    ),
+    "a class in a sequential mixture": (
+        lambda: grain.IterDataset.mix([in_iter(), grain.IterDataset]),
+        TypeError,
+        A_CLASS[1:],
+    ),
+    "a class in a zip": (
+        lambda: experimental.ZipMapDataset([grain.MapDataset]),
+        TypeError,
+        A_CLASS[:1],
+    ),
+    "a class in a stage": (
+        lambda: experimental.RepeatIterDataset(grain.IterDataset, 2),
+        TypeError,
+        A_CLASS[1:],
+    ),
     "a wrong key to pack": (
         lambda: first_fit(sequences(), length_struct={"t": 8}),
         KeyError,

@@ -619,6 +619,9 @@ class BatchIterDataset(SharedMemoryOutput, PlannedIterDataset[T_co]):
 
 def node_of(dataset: Any) -> Node:
     """The plan of `dataset`; a user's own dataset class is one opaque node."""
+    if isinstance(dataset, type):
+        name = dataset.__name__
+        raise TypeError(f"expected a dataset, got the class `{name}`: did you mean `{name}(...)`?")
     make_node = getattr(dataset, "_plan_node", None)
     if make_node is None:
         raise TypeError(
