@@ -29,9 +29,9 @@ ON_EVERY_SYSTEM = {
 # These wait most of the time: for servers that are silent, processes that start, signals, clusters.
 # `make python-test` runs them in a process of their own, beside those that keep the cores busy.
 WAITING = {
-    *("test_bad_files", "test_bad_servers", "test_bucket_outputs", "test_buckets", "test_caching"),
-    *("test_close", "test_device_put", "test_docs", "test_drawing", "test_elastic"),
-    *("test_executor", "test_exit", "test_far_sources", "test_full_disk", "test_lifetime"),
+    *("test_bad_files", "test_bad_servers", "test_bucket_outputs", "test_buckets"),
+    *("test_device_put", "test_docs", "test_drawing"),
+    *("test_executor", "test_exit", "test_far_sources", "test_lifetime"),
     *("test_other_systems", "test_parquet_far", "test_ray", "test_secrets", "test_shared_index"),
     *("test_stalls", "test_stats", "test_storage_interrupts", "test_streams"),
     *("test_threads_in_workers", "test_tool_formats", "test_tools", "test_untrusted_servers"),

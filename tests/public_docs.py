@@ -18,7 +18,8 @@ import typing
 import grainmill
 
 # Checks for types that the signature already excludes; `Raises:` need not repeat these.
-GUARDS = {"node_of", "random_access"}
+GUARDS = {"node_of", "random_access", "open_node"}
+OURS = [f"grainmill.{name}" for name in ("_plan", "_iterators", "_dataset", "_stages", "_loader")]
 _HAS_JAX = importlib.util.find_spec("jax") is not None
 _OF_JAX = {"device_put"}
 _SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Example|Note):$")
@@ -341,9 +342,9 @@ def _reached(node, function, owner):
 
 
 def _is_ours(value):
-    return value.__module__.startswith(
-        ("grainmill._plan", "grainmill._dataset", "grainmill._loader", "test_docs")
-    ) or re.fullmatch(r"grainmill\.[a-z]\w*", value.__module__)
+    return value.__module__.startswith((*OURS, "test_docs")) or re.fullmatch(
+        r"grainmill\.[a-z]\w*", value.__module__
+    )
 
 
 def _resolved(node, function, owner):

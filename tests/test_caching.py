@@ -454,17 +454,20 @@ def test_what_a_killed_writer_left_is_not_used_unless_it_is_whole(tmp_path, kind
         [sys.executable, "-c", script, str(tmp_path), kind], stdout=subprocess.PIPE, text=True
     )
     assert writer.stdout.readline() == "half\n"
+
+    def unfinished():
+        found = tmp_path.rglob("*")
+        return [path for path in found if "tmp" in path.suffix or "unfinished" in str(path)]
+
     # Other threads may still compute what comes before; the one that said so sleeps for longer.
     deadline = time.monotonic() + 30
-    while kind != "sequence" and not list(tmp_path.rglob("part-*")):
+    while kind != "sequence" and not (list(tmp_path.rglob("part-*")) and unfinished()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     writer.send_signal(signal.SIGKILL)
     writer.wait(60)
     writer.stdout.close()
-    left = [
-        path for path in tmp_path.rglob("*") if "tmp" in path.suffix or "unfinished" in str(path)
-    ]
+    left = unfinished()
     assert left
     assert kind == "sequence" or list(tmp_path.rglob("part-*"))
     assert not finished(tmp_path)

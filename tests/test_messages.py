@@ -239,7 +239,7 @@ MISTAKES = {
     "nothing to restore": (
         lambda: Handler().restore(pathlib.Path("run")),
         TypeError,
-        ["`item` must be an iterator", "'NoneType'"],
+        ["pass `item`, the iterator that the training loop reads", "'NoneType'"],
     ),
     "a loader for Orbax to save": (
         lambda: grain.checkpoint.CheckpointSave(

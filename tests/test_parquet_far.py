@@ -191,12 +191,9 @@ source = grain.sources.ParquetDataSource(sys.argv[1], cache_bytes=0)
 before = peak()
 iterator = iter(grain.MapDataset.source(source).to_iter_dataset())
 rows = [next(iterator) for _ in range(3)]
-deadline = time.monotonic() + 60
-while source._files.has_room and time.monotonic() < deadline:
-    time.sleep(0.01)
-time.sleep(0.3)
+time.sleep(1)  # what is read ahead
 assert [int(row["id"]) for row in rows] == [0, 1, 2], rows
-assert not source._files.has_room
+assert sum(len(row["name"]) for row in iterator) == 5000 * (200_000 - 3)
 print((peak() - before) >> 10)
 """
 
@@ -429,7 +426,7 @@ def test_failure_of_a_page_names_the_file_and_keeps_the_rows_before(server, tabl
     def read():
         found.extend(int(row["id"]) for row in ds)  # up to the row that fails
 
-    with pytest.raises(GrainmillError, match=r"x\.parquet: row group 2, column `tokens`"):
+    with pytest.raises(GrainmillError, match=r"x\.parquet: row group 2, column `tokens\b"):
         read()
     assert not found or found == list(range(4000, 4000 + len(found)))
     iterator = iter(ds)

@@ -201,7 +201,7 @@ def test_index_of_one_format_is_not_used_for_another(tmp_path):
     path = tmp_path / "data"
     written(path, formats.tfrecord(RECORDS))
     assert len(read(path)) == len(RECORDS)
-    lines = grain.sources.JsonLinesDataSource(path)
+    lines = grain.sources.JsonLinesDataSource(path, compression="none")
     assert list(lines) == formats.json_lines(path.read_bytes())
     assert read(path) == RECORDS
 

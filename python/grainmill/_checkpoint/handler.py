@@ -149,7 +149,7 @@ class CheckpointHandler:
 
 
 def _chosen(item: Any, args: Any) -> Any:
-    chosen = getattr(args, "item", None) if item is None else item
+    chosen = args.item if item is None and args is not None else item
     check_has_state(chosen)
     return chosen
 

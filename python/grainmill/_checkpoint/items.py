@@ -13,6 +13,11 @@ def check_has_state(item: Any) -> None:
     """Raises `NoStateError` if `item` is not an iterator."""
     if hasattr(item, "get_state"):
         return
+    if item is None:
+        raise NoStateError(
+            "pass `item`, the iterator that the training loop reads, or `args` with it: 'NoneType' "
+            "object has no attribute 'item'"  # Grain's text
+        )
     name = type(item).__name__
     meant = ": pass the iterator that the training loop reads, `iter(dataset)`"
     raise NoStateError(

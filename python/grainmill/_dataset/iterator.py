@@ -769,6 +769,7 @@ class ThreadPrefetchDatasetIterator(PipelineDatasetIterator[T_co]):
 
     Raises:
         ValueError: `prefetch_buffer_size` is negative.
+        TypeError: `prefetch_buffer_size` is not an integer.
 
     Example:
         >>> batches = (np.full(2, number) for number in range(3))

@@ -225,7 +225,9 @@ class PullMeter:
     ) -> None:
         for name in names:
             pull = getattr(stage, name)
-            stage.__dict__[name] = self._timed_pull(pull, meter, of_spec, waits=waits)
+            is_last = stage is self._stage and name == "pull"
+            timed = self._timed_pull(pull, meter, of_spec, waits=waits, is_last=is_last)
+            stage.__dict__[name] = timed
         self._timed.append(stage)
 
     def _timed_pull(
@@ -235,13 +237,13 @@ class PullMeter:
         of_spec: StageMeter | None,
         *,
         waits: bool,
+        is_last: bool,
     ) -> Callable[..., Any]:
         """`pull` with its times going to `meter`; only CPU time, if its waits are known exactly."""
         stack, spec_of = self._stack, self._recorder.spec_of
 
         def timed_pull(*limits: int) -> Any:
             num_elements = 0
-            is_last = not stack
             stack.append(0j)
             started = both_clocks()
             try:
