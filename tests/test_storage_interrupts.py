@@ -177,12 +177,12 @@ import interrupt_storage as program, logging, time
 program.grain.config.update("stall_warning_s", 0.1)
 reports = []
 logging.getLogger("grainmill").handle = reports.append
-files = [program.folder / f"r{number}.jsonl" for number in range(300)]
+files = [program.folder / f"r{number}.jsonl" for number in range(600)]
 for file in files:
     file.write_bytes(b"1\\n2\\n")
 program.delay_s[0] = 0.2
 began = time.monotonic()
-program.grain.sources.JsonLinesDataSource([f"{program.url}{number}.jsonl" for number in range(300)])
+program.grain.sources.JsonLinesDataSource([f"{program.url}{number}.jsonl" for number in range(600)])
 assert time.monotonic() - began > 2
 print(reports, flush=True)
 program.os._exit(0)
