@@ -53,12 +53,12 @@ class ThreadClock:
         self._statistics: _File | None = None
         self._clock: int | None = None
         path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
-        try:
-            self._statistics = _File(path)
-        except OSError:  # another system
-            of_thread = getattr(time, "pthread_getcpuclockid", None)
-            if of_thread is not None:
-                self._clock = of_thread(threading.get_ident())
+        if hasattr(os, "pread"):
+            with contextlib.suppress(OSError):  # another system
+                self._statistics = _File(path)
+        of_thread = getattr(time, "pthread_getcpuclockid", None)
+        if self._statistics is None and of_thread is not None:
+            self._clock = of_thread(threading.get_ident())
 
     @property
     def is_known(self) -> bool:
