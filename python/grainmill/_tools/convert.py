@@ -504,11 +504,15 @@ class Conversion:
 
     def _run_threads(self, work: Callable[[], None], count: int) -> None:
         """Runs `work` on threads, so that this one sees an interruption while they wait."""
-        started = 0
+        begun: set[int] = set()
         ended = [threading.Event() for _ in range(count)]
 
         def run(number: int) -> None:
             try:
+                with self._lock:  # one that has not begun by then is not waited for
+                    if self._stop.is_set():
+                        return
+                    begun.add(number)
                 work()
             except BaseException as error:
                 with self._lock:
@@ -525,7 +529,6 @@ class Conversion:
             for number in range(count):
                 work_of = functools.partial(run, number)
                 start_thread(work_of, name=f"grainmill-convert-{number}", stop=stop)
-                started += 1
             # Not `Thread.join`: before CPython 3.13, an interruption of it marks a thread as ended.
             for event in ended:
                 event.wait()
@@ -533,8 +536,10 @@ class Conversion:
             stop()
             raise
         finally:
-            for event in ended[:started]:
-                event.wait()
+            with self._lock:
+                waited = list(begun)
+            for number in waited:
+                ended[number].wait()
         if self._failure is not None:
             raise self._failure
 
