@@ -49,11 +49,13 @@ def found_in(state: Any) -> list[list[Any]]:
 
 def put_back(state: Any, ends: list[list[Any]]) -> None:
     """Changes a state that was read from JSON into that of which `found_in` returned `ends`."""
-    for path, num_elements in ends:
-        part, key = None, None
-        inner = state
-        for place in path:
-            part, key = inner, list(inner)[place] if isinstance(inner, dict) else place
-            inner = part[key]
-        if part is not None:
-            part[key] = CutCount(inner, num_elements)
+    for (*places, last), num_elements in ends:
+        part = state
+        for place in places:
+            part = part[_key(part, place)]
+        key = _key(part, last)
+        part[key] = CutCount(part[key], num_elements)
+
+
+def _key(part: Any, place: int) -> Any:
+    return list(part)[place] if isinstance(part, dict) else place

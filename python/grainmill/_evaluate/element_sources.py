@@ -56,8 +56,8 @@ class ElementSource(abc.ABC, Generic[Request]):
 
     @property
     def waits_for_storage(self) -> bool:
-        """Whether its storage is slow, by its recent reads."""
-        return False
+        """Whether its storage, or one upstream, is slow, by its recent reads."""
+        return any(source.waits_for_storage for source in self.may_be_slow)
 
     @property
     def may_be_slow(self) -> Sequence[ElementSource[Any]]:
@@ -65,8 +65,8 @@ class ElementSource(abc.ABC, Generic[Request]):
 
         Many stages may read one, so that asking all parents would take time by the number of ways.
         """
-        never_waits = ElementSource.waits_for_storage
-        return [] if type(self).waits_for_storage is never_waits else [self]
+        has_own = type(self).waits_for_storage is not ElementSource.waits_for_storage
+        return [self] if has_own else []
 
     @property
     def is_partly_near(self) -> bool:
@@ -343,11 +343,6 @@ class BatchSource(ElementSource[Indices]):
         return self._parent.may_be_slow
 
     @property
-    def waits_for_storage(self) -> bool:
-        """See `ElementSource.waits_for_storage`."""
-        return any(source.waits_for_storage for source in self.may_be_slow)
-
-    @property
     def has_room(self) -> bool:
         """See `ElementSource.has_room`."""
         return self._parent.has_room
@@ -458,11 +453,6 @@ class FlatMapSource(ElementSource[Indices]):
         """See `ElementSource.may_be_slow`."""
         return self._parent.may_be_slow
 
-    @property
-    def waits_for_storage(self) -> bool:
-        """See `ElementSource.waits_for_storage`."""
-        return any(source.waits_for_storage for source in self.may_be_slow)
-
     def start(self, request: Indices) -> tuple[Indices, PendingElements | None]:
         """See `ElementSource.start`; reads are started only on slow storage."""
         if not self._parent.waits_for_storage:
@@ -540,11 +530,6 @@ class ZipSource(ElementSource[Indices]):
         """See `ElementSource.may_be_slow`."""
         return may_be_slow(self._parents)
 
-    @property
-    def waits_for_storage(self) -> bool:
-        """See `ElementSource.waits_for_storage`."""
-        return any(source.waits_for_storage for source in self.may_be_slow)
-
     def start(self, request: Indices) -> list[PendingElements]:
         """See `ElementSource.start`."""
         return [parent.start_reads_at(request) for parent in self._parents]
@@ -590,11 +575,6 @@ class SelectSource(ElementSource[Indices]):
     def may_be_slow(self) -> Sequence[ElementSource[Any]]:
         """See `ElementSource.may_be_slow`."""
         return may_be_slow(self._parents)
-
-    @property
-    def waits_for_storage(self) -> bool:
-        """See `ElementSource.waits_for_storage`."""
-        return any(source.waits_for_storage for source in self.may_be_slow)
 
     def start(self, request: Indices) -> Indices | _Selected:
         """See `ElementSource.start`; reads are started only on slow storage."""

@@ -90,11 +90,6 @@ class GroupedLazySources(GroupedSource):
         """See `ElementSource.may_be_slow`; of the sampled sources."""
         return may_be_slow(self._sampled)
 
-    @property
-    def waits_for_storage(self) -> bool:
-        """See `ElementSource.waits_for_storage`; of the sampled sources."""
-        return any(source.waits_for_storage for source in self.may_be_slow)
-
     def wait(self, pending: Any) -> Any:
         """See `ElementSource.wait`."""
         count, by_source = pending

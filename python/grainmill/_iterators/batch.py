@@ -80,7 +80,7 @@ class Batch(SequentialNode):
     @property
     def is_native(self) -> bool:  # type: ignore[override]
         """See `SequentialNode`."""
-        return self.batch_fn is None
+        return not self.runs_users_code
 
     def num_elements(self, parents: Sequence[Length]) -> Length:
         """See `SequentialNode.num_elements`."""

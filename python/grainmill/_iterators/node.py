@@ -95,7 +95,7 @@ class SequentialNode(Node):
 
     def open(self, context: Context) -> Stage:
         """Opens what runs it, and its parents, at the first element, if it has no `runner`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has neither `runner` nor `open`")
 
     @property
     def num_readers(self) -> int | None:
@@ -120,7 +120,7 @@ class SequentialNode(Node):
 
     def origins(self, before: State, after: State) -> list[Origin]:
         """What its element between two of its states was computed from; empty if unknown."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no `origins`")
 
 
 StageT = TypeVar("StageT", bound="type[Stage]")

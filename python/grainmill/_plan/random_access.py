@@ -473,11 +473,9 @@ class Repeat(MapNode):
 
     def tree(self, *upstream: Tree) -> Tree:
         """See `MapNode.tree`."""
-        return (
-            upstream[0]
-            if self.reseed_each_epoch
-            else ("wrap", random_access(self.parent).length, *upstream)
-        )
+        if self.reseed_each_epoch:
+            return upstream[0]
+        return ("wrap", random_access(self.parent).length, *upstream)
 
 
 @lazy_dataclass
