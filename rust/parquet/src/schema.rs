@@ -48,8 +48,13 @@ pub(crate) fn columns(
     path: &str,
 ) -> Result<Vec<Column>, Error> {
     let schema = metadata.file_metadata().schema_descr();
-    let hints = hints(metadata, choice.int96_unit);
-    let in_seconds = self::hints(metadata, Some(TimeUnit::Second));
+    // Made once: each has all columns.
+    let hints: Vec<_> = hints(metadata, choice.int96_unit)
+        .into_iter()
+        .map(|plain| (viewed(&plain), plain))
+        .collect();
+    let in_seconds: Vec<_> =
+        self::hints(metadata, Some(TimeUnit::Second)).iter().map(viewed).collect();
     let names = choice.columns.as_deref();
     let mut columns = Vec::new();
     let mut known = HashSet::new();
@@ -64,8 +69,13 @@ pub(crate) fn columns(
             let mask = ProjectionMask::leaves(schema, leaves.iter().copied());
             parquet_to_arrow_field_levels(schema, mask, hint)
         };
-        let hint = hints.iter().find(|hint| hinted(Some(hint)).is_ok());
-        let levels = hinted(hint).map_err(|error| corrupt(path, "schema", &error))?;
+        let found = hints.iter().find_map(|(views, plain)| {
+            hinted(Some(plain)).ok().map(|levels| (levels, Some(views)))
+        });
+        let (levels, views) = match found {
+            Some(found) => found,
+            None => (hinted(None).map_err(|error| corrupt(path, "schema", &error))?, None),
+        };
         let no_rows = NoRows { metadata };
         let reader = ParquetRecordBatchReader::try_new_with_row_groups(&levels, &no_rows, 1, None);
         let reader = reader.map_err(|error| corrupt(path, "schema", &error))?;
@@ -77,9 +87,9 @@ pub(crate) fn columns(
         }
         let is_int96 = |&leaf: &usize| schema.column(leaf).physical_type() == Type::INT96;
         let has_int96 = leaves.iter().any(is_int96);
-        let viewed = |hint: &Fields| hinted(Some(&viewed(hint))).ok();
-        let levels = hint.and_then(viewed).unwrap_or(levels);
-        let in_seconds = in_seconds.iter().filter(|_| has_int96).find_map(viewed);
+        let levels = views.and_then(|views| hinted(Some(views)).ok()).unwrap_or(levels);
+        let in_seconds =
+            in_seconds.iter().filter(|_| has_int96).find_map(|views| hinted(Some(views)).ok());
         let (mut is_unchecked, mut rest) = (false, leaves.iter());
         with_leaves(&field, &mut |leaf| {
             let column = rest.next().map(|&leaf| schema.column(leaf));
