@@ -17,18 +17,18 @@ class Driven:
     def pull(self, limit):
         """A block of finished elements: the next one, or several if `limit` is above 1."""
         cursor = self.cursor
-        points = [cursor.resume_point()]
+        points = [cursor.position()]
         elements = []
         if limit == 1:
             elements = [element for element in [cursor.next()] if element is not END]
-            points += [cursor.resume_point()]
+            points += [cursor.position()]
         else:
             for element in cursor.peek(limit)[:limit]:
                 cursor.advance(1)
                 elements.append(element)
-                points.append(cursor.resume_point())
+                points.append(cursor.position())
         if not elements:
-            points = [cursor.resume_point()]
+            points = [cursor.position()]
 
         def state_after(count):
             after, position = points[count]

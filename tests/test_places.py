@@ -1,4 +1,4 @@
-"""Workers send the resume points of their elements; states are computed from these on request."""
+"""Workers send the positions of their elements; states are computed from these on request."""
 
 import itertools
 import json
@@ -28,10 +28,10 @@ IN_WORKERS = [name for name in STAGES if "mp_prefetch" not in name]
 @pytest.mark.parametrize("name", IN_WORKERS)
 def test_places_of_every_stage_cross_as_they_are(name):
     cursor = Cursor(open_stage(node_of(make(grain, name))))
-    points = [cursor.resume_point()]
+    points = [cursor.position()]
     while cursor.next() is not END:
-        points.append(cursor.resume_point())
-    points.append(cursor.resume_point())
+        points.append(cursor.position())
+    points.append(cursor.position())
     text = pickle.dumps(points)
     states = [after(position) for after, position in points]
     cursor.stage.close()
@@ -63,8 +63,8 @@ LARGE = {
 }
 
 
-def resume_point_bytes(ds):
-    """Bytes per element that a worker sends for resume points."""
+def positions_bytes(ds):
+    """Bytes per element that a worker sends for positions."""
     node, recorder = node_of(ds), Recorder()
     runner = _PipelineRunner(
         open_stage(node, recorder),
@@ -81,7 +81,7 @@ def resume_point_bytes(ds):
 
 @pytest.mark.parametrize("large", LARGE)
 def test_an_element_carries_no_states_of_all_datasets(large):
-    assert resume_point_bytes(LARGE[large](100, 1000)) < 400  # one state takes 1,600
+    assert positions_bytes(LARGE[large](100, 1000)) < 400  # one state takes 1,600
 
 
 @pytest.mark.parametrize("large", LARGE)
@@ -110,7 +110,7 @@ def test_states_amid_a_block_are_exact_also_when_workers_died(large):
         for worker in workers():
             os.kill(worker.pid, signal.SIGKILL)
         time.sleep(0.1)
-        # The last element's resume point is enough.
+        # The last element's position is enough.
         assert iterator.get_state() == states[101]
         rest = []
         while len(rest) < 100:

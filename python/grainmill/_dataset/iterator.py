@@ -16,9 +16,9 @@ from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate import tuning
 from grainmill._evaluate.fuse import SKIPPED
 from grainmill._interrupts import came_after_call, is_interrupt, raise_interrupt, suppressed
-from grainmill._iterators.cursor import constant_state, copy_state
 from grainmill._iterators.metering import PullMeter
 from grainmill._iterators.open import open_stage
+from grainmill._iterators.position import Position, copy_state, of_state, state_at
 from grainmill._iterators.settings import options_of
 from grainmill._iterators.stage import Block
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from grainmill._checkpoint import pipeline
-    from grainmill._iterators.cursor import ResumePoint
     from grainmill._iterators.stage import Stage, State
     from grainmill._plan.node import Node
 
@@ -311,7 +310,7 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
     what the holder waits for, and returns. A thread that releases the lock checks `_closed`, and
     closes the stages if it is set.
 
-    An interrupt may arrive at any line: ready elements and the resume point before are replaced in
+    An interrupt may arrive at any line: ready elements and the position before are replaced in
     one assignment, and stages interrupted while they change position are restored before they are
     used again.
     """
@@ -334,11 +333,11 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
         self._name = name
         self._description: pipeline.Stages | None = None
         self._from_start = node is not None  # whether reopening the plan gives the initial position
-        # Elements waiting for delivery, the next one last, and the resume point after them; also
+        # Elements waiting for delivery, the next one last, and the position after them; also
         # the one before if it is a single element.
         self._waiting: list[T_co] = []
-        self._after: ResumePoint | None = None  # `None`: the stages' position, or the start
-        self._before: ResumePoint | None = None
+        self._after: Position | None = None  # `None`: the stages' position, or the start
+        self._before: Position | None = None
         self._single = False
         self._block = Block([], _no_state)  # lazy: its elements are finished one at a time
         self._offset = 0
@@ -551,14 +550,14 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
         """Records the position of the stages before it changes, unless it is known."""
         if self._after is None and not self._from_start:
             with suppressed():  # a user's iterator may have no state
-                self._after = (constant_state(self._stage.state()), 0)
+                self._after = of_state(self._stage.state())
 
     def _delivered_state(self) -> State | None:
         """The state after the element delivered last; `None` if not recorded."""
         point = self._delivered_point()
-        return None if point is None else point[0](point[1])
+        return None if point is None else state_at(point)
 
-    def _delivered_point(self) -> ResumePoint | None:
+    def _delivered_point(self) -> Position | None:
         point, num_waiting = self._after, len(self._waiting)
         if num_waiting and self._single:
             point, num_waiting = self._before, 0

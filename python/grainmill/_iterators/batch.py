@@ -9,11 +9,12 @@ import numpy as np
 
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.cursor import Cursor, ResumePoint, constant_state_at
+from grainmill._iterators.cursor import Cursor
 from grainmill._iterators.node import Length, Origin, SequentialNode, origins
 from grainmill._iterators.notes import note_part, note_stage
 from grainmill._iterators.open import open_node
 from grainmill._iterators.pack_in_thread import PackInThreadStage
+from grainmill._iterators.position import Position, end_at, state_at
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
@@ -121,7 +122,7 @@ class BatchStage(Stage):
 
     def _reset(self) -> None:
         self._pending = self._new_batch()
-        self._start: ResumePoint | None = None  # before the pending batch, if it was started
+        self._start: Position | None = None  # before the pending batch, if it was started
 
     @property
     def pull_size(self) -> int:
@@ -142,8 +143,8 @@ class BatchStage(Stage):
                 self._cursor.resync()
                 return self._block(*whole)
         if self._start is None:
-            self._start = self._cursor.resume_point()
-        last, taken = self._start
+            self._start = self._cursor.position()
+        start = self._start
         try:
             self._fill()
         except Exception as failure:
@@ -151,13 +152,13 @@ class BatchStage(Stage):
             if self._start is not None:  # one element failed, not the whole batch
                 note_part(failure, self._node, len(self._pending))
             raise
-        after, position = self._cursor.resume_point()
+        end = self._cursor.position()
         if len(self._pending) < self._size and (self._drop_remainder or not len(self._pending)):
             self._reset()
-            return Block([], constant_state_at((after, position)))
+            return end_at(end)
         batch = self._run_or_rewind(self._pending.finish)
         self._reset()
-        return Block([batch], functools.partial(_state, (last, taken), (after, position)))
+        return Block([batch], functools.partial(_state, start, end))
 
     def _fill(self) -> None:
         """Adds the elements that the pending batch lacks."""
@@ -175,8 +176,7 @@ class BatchStage(Stage):
 
     def _block(self, whole: Block, count: int) -> Block:
         if not count or (self._drop_remainder and count < self._size):
-            end = len(whole.elements)
-            return Block([], constant_state_at((whole.state_after, end)))
+            return end_at((whole.state_after, len(whole.elements)))
         return whole
 
     def _run_or_rewind(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -187,15 +187,13 @@ class BatchStage(Stage):
             raise_interrupt(failure)
             start = self._start
             if start is not None:
-                (after, taken), cursor = start, self._cursor
                 # The states of a batch stage are those of its parent.
                 node = self._node
-                note_stage(failure, node, lambda: after(taken), cursor.state, upstream=node)
+                note_stage(failure, node, start, self._cursor.position(), upstream=node)
             self._reset()
             if start is not None:
-                after, taken = start
                 try:
-                    self._cursor.restore(after(taken))
+                    self._cursor.restore(state_at(start))
                 except Exception as unable:
                     raise_interrupt(unable)
                     failure.add_note(
@@ -206,10 +204,7 @@ class BatchStage(Stage):
 
     def state(self) -> State:
         """See `Stage.state`."""
-        if self._start is None:
-            return self._cursor.state()
-        after, taken = self._start
-        return after(taken)
+        return state_at(self._start or self._cursor.position())
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
@@ -278,6 +273,5 @@ def _new_batch(node: Batch) -> Callable[[], _PendingBatch]:
     return lambda: _PendingBatch(node.batch_size)
 
 
-def _state(before: ResumePoint, after: ResumePoint, k: int) -> State:
-    state_after, position = after if k else before
-    return state_after(position)
+def _state(before: Position, after: Position, k: int) -> State:
+    return state_at(after if k else before)

@@ -2,58 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from grainmill._evaluate.fuse import SKIPPED
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.stage import Block, Stage, State, StateAfter
+from grainmill._iterators.position import constant_state, no_state, state_at
+from grainmill._iterators.stage import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-ResumePoint: TypeAlias = tuple[StateAfter, int]
-"""A block's `state_after` and how many of its elements were taken: a state not yet computed."""
+    from grainmill._iterators.position import Position
+    from grainmill._iterators.stage import Stage, State, StateAfter
 
 END: Final = object()
 """What `Cursor.next` returns after the last element."""
-
-_PLAIN: Final = (int, str, float, bool, type(None))
-
-
-def copy_state(state: Any) -> Any:
-    """A copy of a state that shares nothing with it."""
-    kind = type(state)
-    if kind is dict:
-        return {key: v if type(v) in _PLAIN else copy_state(v) for key, v in state.items()}
-    if kind is list:
-        return [v if type(v) in _PLAIN else copy_state(v) for v in state]
-    return state if kind in _PLAIN else copy.deepcopy(state)
-
-
-def constant_state(state: Any) -> StateAfter:
-    """A `state_after` that always returns a copy of `state` as it is now."""
-    return functools.partial(_constant_state, copy_state(state))
-
-
-def _constant_state(state: Any, _: int) -> Any:
-    return copy_state(state)
-
-
-def constant_state_at(point: ResumePoint) -> StateAfter:
-    """A `state_after` that always returns the state at `point`, as of an empty block."""
-    return functools.partial(_state_at, point)
-
-
-def _state_at(point: ResumePoint, _: int) -> State:
-    state_after, position = point
-    return state_after(position)
-
-
-def _raise_not_implemented(text: str, _: int) -> State:
-    raise NotImplementedError(text)
 
 
 class _StartState:
@@ -99,7 +61,7 @@ class _StartState:
         try:
             return constant_state, (self(),)
         except Exception as failure:
-            return functools.partial, (_raise_not_implemented, str(failure))
+            return no_state, (str(failure),)
 
     def save(self) -> None:
         """Reads the state now, before the stage moves; a failure is raised on request."""
@@ -125,7 +87,7 @@ class Cursor:
         stage: The stage that elements are taken from.
     """
 
-    __slots__ = ("_block", "_num_taken", "_peeked", "_position", "_positions", "_start", "stage")
+    __slots__ = ("_block", "_num_taken", "_offset", "_offsets", "_peeked", "_start", "stage")
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -136,15 +98,15 @@ class Cursor:
         if state_after is None:
             state_after = self._start = _StartState(self.stage)
         self._block = Block([], state_after)
-        self._position = 0  # how many raw elements of the block were finished
+        self._offset = 0  # how many raw elements of the block were finished
         self._peeked: list[Any] | None = None  # elements that `peek` finished
         self._num_taken = 0  # how many of these were taken
-        self._positions: list[int] = []  # the position in the block after each of these
+        self._offsets: list[int] = []  # the offset in the block after each of these
 
     def next(self) -> Any:
         """Takes the next element, or returns `END`."""
         while True:
-            block, at = self._block, self._position
+            block, at = self._block, self._offset
             elements = block.elements
             peeked = self._peeked
             if peeked is not None:
@@ -155,14 +117,14 @@ class Cursor:
             if at < len(elements):
                 finish = block.finish
                 if finish is None:
-                    self._position = at + 1
+                    self._offset = at + 1
                     return elements[at]
                 try:
                     element = finish(elements[at], at)
                 except Exception as failure:
                     block.note(failure, at)
                     raise
-                self._position = at + 1
+                self._offset = at + 1
                 if element is not SKIPPED:
                     return element
             elif not self._pull(self.stage.pull_size):
@@ -189,7 +151,7 @@ class Cursor:
         if start is not None:
             start.learn(block.state_after)
             self._start = None
-        self._block, self._position = block, 0
+        self._block, self._offset = block, 0
         return bool(block.elements)
 
     @property
@@ -199,13 +161,13 @@ class Cursor:
         block = self._block
         if num_peeked or block.finish is not None:
             return num_peeked
-        return max(0, len(block.elements) - self._position)
+        return max(0, len(block.elements) - self._offset)
 
     def fill(self) -> None:
         """Pulls the next block if no elements are left, as `next` would."""
         if self._peeked is not None and self._num_taken >= len(self._peeked):
             self._peeked = None
-        if self._peeked is None and self._position >= len(self._block.elements):
+        if self._peeked is None and self._offset >= len(self._block.elements):
             self._pull(self.stage.pull_size)
 
     @property
@@ -217,7 +179,7 @@ class Cursor:
         """Takes the next block as the stage returns it; the caller finishes its elements."""
         self._peeked = None
         self._pull(limit)
-        self._position = len(self._block.elements)
+        self._offset = len(self._block.elements)
         return self._block
 
     def take(self, count: int) -> list[Any]:
@@ -238,7 +200,7 @@ class Cursor:
                 return peeked[self._num_taken :] if self._num_taken else peeked
             self._peeked = None
         while True:
-            block, at = self._block, self._position
+            block, at = self._block, self._offset
             left = len(block.elements) - at
             if left <= 0:
                 if not self._pull(count):
@@ -247,12 +209,12 @@ class Cursor:
             if block.finish is None and not at and left <= count:
                 elements = block.elements
                 self._set_peeked(elements, range(1, left + 1))
-                self._position = left
+                self._offset = left
                 return elements
             num_dropped = len(block.dropped) if block.dropped is not None else 0
             finished, failure = block.finished(at, count)
             dropped = block.dropped[num_dropped:] if block.dropped is not None else []
-            self._position = stop = at + len(finished) + len(dropped)
+            self._offset = stop = at + len(finished) + len(dropped)
             if finished:
                 if dropped:
                     skipped = set(dropped)
@@ -266,7 +228,7 @@ class Cursor:
 
     def take_rows(self, count: int) -> tuple[dict[str, Any], list[int]] | None:
         """Takes 1 to `count` elements as row numbers of columns; `None` if the block has none."""
-        block, at = self._block, self._position
+        block, at = self._block, self._offset
         if at >= len(block.elements):
             if self._peeked is not None and self._num_taken < len(self._peeked):
                 return None
@@ -276,50 +238,43 @@ class Cursor:
         if block.columns is None or not block.elements:
             return None
         rows = block.elements[at : at + count]
-        self._position = at + len(rows)
+        self._offset = at + len(rows)
         return block.columns, rows
 
     def release_taken(self) -> None:
         """Drops the reference to the current block once all its elements were taken."""
         all_taken = self._peeked is None or self._num_taken == len(self._peeked)
-        if all_taken and 0 < len(self._block.elements) <= self._position:
-            state_after, position = self.resume_point()
-            self._peeked, self._position = None, position
-            self._block = Block([], state_after)
+        if all_taken and 0 < len(self._block.elements) <= self._offset:
+            state_after, self._offset = self.position()
+            self._block, self._peeked = Block([], state_after), None
 
     def resync(self) -> None:
         """Moves to the stage's position, after elements were pulled without this cursor."""
         if self._start is None or self._start.is_known or self._peeked is not None:
             self._reset()
 
-    def _set_peeked(self, elements: list[Any], positions: Any) -> None:
-        self._peeked, self._num_taken, self._positions = elements, 0, positions
+    def _set_peeked(self, elements: list[Any], offsets: Any) -> None:
+        self._peeked, self._num_taken, self._offsets = elements, 0, offsets
 
     def advance(self, count: int) -> None:
         """Takes `count` of the elements that `peek` returned."""
         self._num_taken += count
 
-    def state_after_first(self) -> State:
-        """The stage's state after the first of the elements that `peek` returned."""
-        return self._block.state_after(self._positions[self._num_taken])
+    def position_after_first(self) -> Position:
+        """The position after the first of the elements that `peek` returned."""
+        return self._block.state_after, self._offsets[self._num_taken]
 
-    def resume_point(self) -> ResumePoint:
+    def position(self) -> Position:
         """The position after the elements taken; its state can be computed at any later time."""
         if self._peeked is None:
-            return self._block.state_after, self._position
+            return self._block.state_after, self._offset
         if self._num_taken:
-            return self._block.state_after, self._positions[self._num_taken - 1]
-        return self._block.state_after, self._positions[0] - 1
-
-    def state_getter(self) -> Callable[[], State]:
-        """A function that returns the state after the elements taken so far, at any later time."""
-        state_after, position = self.resume_point()
-        return functools.partial(state_after, position)
+            return self._block.state_after, self._offsets[self._num_taken - 1]
+        return self._block.state_after, self._offsets[0] - 1
 
     def state(self) -> State:
         """The stage's state after the elements taken."""
-        state_after, position = self.resume_point()
-        return state_after(position)
+        return state_at(self.position())
 
     def restore(self, state: State) -> None:
         """Continues where `state`, a state of the stage, was taken."""
@@ -335,7 +290,7 @@ class Cursor:
     def rewind_stage(self) -> None:
         """Moves the stage back to the cursor's position, if it is past that."""
         has_peeked = self._peeked is not None and self._num_taken < len(self._peeked)
-        if has_peeked or self._position < len(self._block.elements):
+        if has_peeked or self._offset < len(self._block.elements):
             self.restore(self.state())
 
     def next_index(self) -> int:

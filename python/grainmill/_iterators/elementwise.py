@@ -320,9 +320,7 @@ class ElementwiseStage(Stage):
                 self._upstream_finisher.note(failure, at, passed[1:])
         elif state_after is not None:
             node, upstream = self._nodes[passed[0].step], self._nodes[0].parent
-            note_stage(
-                failure, node, lambda: state_after(at), lambda: state_after(at + 1), upstream
-            )
+            note_stage(failure, node, (state_after, at), (state_after, at + 1), upstream)
 
     def _num_inputs_after(self, count: int) -> list[int]:
         """The number of inputs of each step after `count` raw elements of the last block."""

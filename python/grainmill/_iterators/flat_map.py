@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from grainmill._checkpoint.ends import CutCount
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.cut import Cut
 from grainmill._iterators.node import Origin, SequentialNode, runs
 from grainmill._iterators.notes import note_stage
+from grainmill._iterators.position import Position, state_at
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
@@ -70,7 +71,7 @@ class FlatMapStage(Stage):
         self._outputs: Sequence[Any] = ()
         self._taken = 0
         self._skip = 0 if isinstance(taken, CutCount) else taken  # at the end of the data
-        self._before = self._cursor.resume_point()  # before the element being split
+        self._before = self._cursor.position()  # before the element being split
         self._point = (self._before, taken)
         self._element: Any = _NONE  # taken but not yet split
 
@@ -102,10 +103,10 @@ class FlatMapStage(Stage):
     def _advance(self) -> bool:
         """Splits the next element; `False` at the end of the parent."""
         if self._element is _NONE:
-            before = self._cursor.resume_point()
+            before = self._cursor.position()
             element = self._cursor.next()
             if element is END:
-                self._point = (self._cursor.resume_point(), CutCount(self._point[1], 0))
+                self._point = (self._cursor.position(), CutCount(self._point[1], 0))
                 return False
             self._before, self._element = before, element
         try:
@@ -114,8 +115,7 @@ class FlatMapStage(Stage):
                 outputs = list(outputs)
         except Exception as failure:
             raise_interrupt(failure)
-            after, taken = self._before
-            note_stage(failure, self._node, lambda: after(taken), self._cursor.state)
+            note_stage(failure, self._node, self._before, self._cursor.position())
             raise
         if self._skip > len(outputs):
             raise ValueError(
@@ -143,10 +143,9 @@ _NONE = object()
 _MANY = 1 << 20
 
 
-def _state(point: ResumePoint, taken: int) -> State:
-    after, position = point
-    return {"parent": after(position), "next_index_in_buffer": taken}
+def _state(point: Position, taken: int) -> State:
+    return {"parent": state_at(point), "next_index_in_buffer": taken}
 
 
-def _state_after(last: tuple[ResumePoint, int], point: ResumePoint, start: int, k: int) -> State:
+def _state_after(last: tuple[Position, int], point: Position, start: int, k: int) -> State:
     return _state(point, start + k) if k else _state(*last)

@@ -8,12 +8,13 @@ import functools
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.cursor import END, Cursor, ResumePoint, constant_state
+from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.lazy_block import PULL_SIZE, lazy_block
 from grainmill._iterators.node import Origin, SequentialNode, origins, plan_of
 from grainmill._iterators.open import open_part
 from grainmill._iterators.opening import ConcurrentOpener
 from grainmill._iterators.pack_in_thread import PackInThreadStage
+from grainmill._iterators.position import Position, of_state, state_at
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.saved import Saved, refusal
 from grainmill._iterators.shard_states import ENDED, by_dataset, of_datasets
@@ -390,7 +391,7 @@ class InterleaveStage(Stage):
             cursor.restore(saved)
         if exhausted:
             slot.exhausted = True
-            slot.saved = (constant_state(saved), 0)
+            slot.saved = of_state(saved)
         return slot
 
     def next_index(self) -> int:
@@ -447,18 +448,18 @@ class _OpenDataset:
         self.index = index
         self.cursor = cursor
         self.exhausted = False
-        self.saved: ResumePoint | None = None
+        self.saved: Position | None = None
 
     @property
     def position(self) -> _SlotPosition:
-        return self.index, self.saved or self.cursor.resume_point(), self.exhausted
+        return self.index, self.saved or self.cursor.position(), self.exhausted
 
     def close(self) -> None:
         self.cursor.stage.close()
 
 
-_SlotPosition: TypeAlias = tuple[int, ResumePoint, bool]
-"""The index of the slot's dataset, its resume point, and whether it is exhausted."""
+_SlotPosition: TypeAlias = tuple[int, Position, bool]
+"""The index of the slot's dataset, its position, and whether it is exhausted."""
 _Change: TypeAlias = "tuple[int, int, dict[int, State | None], list[tuple[int, _SlotPosition]]]"
 """The next turn, the next dataset, states of later ones, and the slots that changed."""
 
@@ -499,7 +500,7 @@ class _Position(NamedTuple):
             "next_index_in_cycle": self.turn,
             "next_index_in_datasets": self.next_dataset,
             "iterators_in_use_indices": [index for index, *_ in self.slots],
-            "iterators_in_use_states": [after(count) for _, (after, count), _ in self.slots],
+            "iterators_in_use_states": [state_at(position) for _, position, _ in self.slots],
             "exhausted": [int(exhausted) for *_, exhausted in self.slots],
             "future_states": {
                 str(index): copy.deepcopy(state) for index, state in self.future.items()

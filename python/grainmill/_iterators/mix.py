@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.lazy_block import PULL_SIZE, lazy_block
 from grainmill._iterators.node import Origin, SequentialNode, origins, runs, starts
+from grainmill._iterators.position import Position, state_at
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _TURNS = 512
 
-_Moved: TypeAlias = "tuple[int, ResumePoint, int, bool] | None"
+_Moved: TypeAlias = "tuple[int, Position, int, bool] | None"
 """The number of the dataset that moved, its position since, the next turn, and whether it ended."""
 
 
@@ -128,7 +129,7 @@ class MixStage(Stage):
         names, index, stop = self._names, self._index, self._stop
         if not stop:
             self._of_turn(Cursor.fill)
-        points = [cursor.resume_point() for cursor in self._cursors]
+        points = [cursor.position() for cursor in self._cursors]
         if stop:
             return Block([], functools.partial(_state_at_end, names, points, index))
         block = self._ready_block(limit, points)
@@ -139,7 +140,7 @@ class MixStage(Stage):
         is_lazy = self._cursors[self._turns(1)[0]].is_lazy
         return lazy_block(self._step, lambda: self._moved, state_of, limit if is_lazy else 1)
 
-    def _ready_block(self, limit: int, points: list[ResumePoint]) -> Block | None:
+    def _ready_block(self, limit: int, points: list[Position]) -> Block | None:
         """The elements that are ready, up to the first turn of a parent that has none."""
         left = [cursor.num_ready for cursor in self._cursors]
         numbers = self._turns(limit)
@@ -167,7 +168,7 @@ class MixStage(Stage):
         number = self._turns(1)[0]
         self._index += 1
         self._stop = element is END
-        self._moved = (number, self._cursors[number].resume_point(), self._index, self._stop)
+        self._moved = (number, self._cursors[number].position(), self._index, self._stop)
         return element
 
     def _of_turn(self, act: Callable[[Cursor], Any]) -> Any:
@@ -202,7 +203,7 @@ class MixStage(Stage):
 
     def state(self) -> State:
         """See `Stage.state`."""
-        points = [cursor.resume_point() for cursor in self._cursors]
+        points = [cursor.position() for cursor in self._cursors]
         return _state(self._names, points, self._index, stop=self._stop)
 
     def restore(self, state: State) -> None:
@@ -227,21 +228,21 @@ class MixStage(Stage):
 
 
 def _state(
-    names: tuple[str, ...] | None, points: list[ResumePoint], index: int, *, stop: bool
+    names: tuple[str, ...] | None, points: list[Position], index: int, *, stop: bool
 ) -> State:
-    states = [after(position) for after, position in points]
+    states = [state_at(point) for point in points]
     parents = states if names is None else dict(zip(names, states, strict=True))
     return {"parents": parents, "index": index, "stop": stop}
 
 
 def _state_at_end(
-    names: tuple[str, ...] | None, points: list[ResumePoint], index: int, _: int
+    names: tuple[str, ...] | None, points: list[Position], index: int, _: int
 ) -> State:
     return _state(names, points, index, stop=True)
 
 
 def _state_after_moves(
-    names: tuple[str, ...] | None, points: list[ResumePoint], index: int, moves: list[_Moved]
+    names: tuple[str, ...] | None, points: list[Position], index: int, moves: list[_Moved]
 ) -> State:
     points, turn, ended = points.copy(), index, False
     for moved in moves:
@@ -252,7 +253,7 @@ def _state_after_moves(
 
 
 def _state_after_turns(
-    names: tuple[str, ...] | None, points: list[ResumePoint], index: int, numbers: list[int], k: int
+    names: tuple[str, ...] | None, points: list[Position], index: int, numbers: list[int], k: int
 ) -> State:
     taken = Counter(numbers[:k])
     reached = [(after, position + taken[n]) for n, (after, position) in enumerate(points)]

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Final
 from grainmill._evaluate.notes import described
 from grainmill._interrupts import suppressed
 from grainmill._iterators.node import origins, plan_of
+from grainmill._iterators.position import state_at
 from grainmill._iterators.user_defined import UserDefined
 from grainmill._plan.node import MapNode
 from grainmill._plan.notes import add_note, located
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from grainmill._iterators.node import Origin
-    from grainmill._iterators.stage import State
+    from grainmill._iterators.position import Position
     from grainmill._plan.node import Node
 
 _MAX_SHOWN: Final = 4
@@ -29,8 +28,8 @@ _MAX_SHOWN: Final = 4
 def note_stage(
     failure: BaseException,
     node: Node,
-    before: Callable[[], State],
-    after: Callable[[], State],
+    before: Position,
+    after: Position,
     upstream: Node | None = None,
 ) -> None:
     """Adds to `failure` which stage failed, and the origin of the element that it computed.
@@ -38,19 +37,20 @@ def note_stage(
     Args:
         failure: The exception.
         node: The node of the stage that failed.
-        before: Returns the state of `upstream` before the elements that it was computed from.
-        after: Returns the state after these.
+        before: The position of `upstream` before the elements that it was computed from.
+        after: The position after these.
         upstream: The node of the stage that they come from; the parent of `node` if `None`.
     """
     with suppressed():
-        note(failure, located(node), before, after, node.parent if upstream is None else upstream)
+        upstream = node.parent if upstream is None else upstream
+        note(failure, located(node), before, after, upstream)
 
 
 def note(
     failure: BaseException,
     what: str,
-    before: Callable[[], State],
-    after: Callable[[], State],
+    before: Position,
+    after: Position,
     upstream: Node,
 ) -> None:
     """As `note_stage`, for a stage without a node, which messages call `what`."""
@@ -58,7 +58,7 @@ def note(
         lines = [f"while computing an element of {what}"]
         with suppressed():
             if _is_plain(upstream):
-                for origin in origins(upstream, before(), after())[:_MAX_SHOWN]:
+                for origin in origins(upstream, state_at(before), state_at(after))[:_MAX_SHOWN]:
                     lines += _shown(origin)
         add_note(failure, lines)
 

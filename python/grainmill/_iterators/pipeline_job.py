@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import pickle
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -14,6 +13,7 @@ from grainmill._evaluate.block_job import set_up_worker
 from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.metering import PullMeter
 from grainmill._iterators.open import open_plan
+from grainmill._iterators.position import Position, no_state, state_at
 from grainmill._stats.meters import WorkerReport
 from grainmill._stats.worker_reporter import WorkerReporter
 from grainmill._workers import messages
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from grainmill._evaluate.context import Context
-    from grainmill._iterators.cursor import ResumePoint
     from grainmill._iterators.shares import WorkersNode
     from grainmill._iterators.stage import Stage, State
     from grainmill._workers.worker import WorkerContext
@@ -62,32 +61,31 @@ class PipelineTask(NamedTuple):
     max_elements: int
 
 
-class PickledResumePoints:
-    """The pickled resume points after a worker's elements: a `state_after` that counts from 1.
+class PickledPositions:
+    """The pickled positions after a worker's elements: a `state_after` that counts from 1.
 
     They are unpickled when a state is requested. The state of 100 interleaved datasets has some
-    hundred dicts, and one element changes one of these; 64 resume points share all the rest.
+    hundred dicts, and one element changes one of these; 64 positions share all the rest.
     """
 
     __slots__ = ("_points", "_text")
 
     def __init__(self, text: bytes) -> None:
         self._text = text
-        self._points: list[ResumePoint] | None = None
+        self._points: list[Position] | None = None
 
     def __call__(self, count: int) -> State:
         if self._points is None:
             self._points = messages.loads(self._text)
-        state_after, position = self._points[count - 1]
-        return state_after(position)
+        return state_at(self._points[count - 1])
 
 
-# Returned with the elements: their pickled resume points; now and then a report on the worker.
+# Returned with the elements: their pickled positions; now and then a report on the worker.
 Extra: TypeAlias = tuple[bytes, WorkerReport | None]
 
 
-def pickled_resume_points(points: list[ResumePoint]) -> bytes:
-    """The argument of `PickledResumePoints`."""
+def pickled_positions(points: list[Position]) -> bytes:
+    """The argument of `PickledPositions`."""
     try:
         return pickle.dumps(points, pickle.HIGHEST_PROTOCOL)
     except Exception:  # a user's state may have objects of classes of the main script
@@ -95,12 +93,7 @@ def pickled_resume_points(points: list[ResumePoint]) -> bytes:
             return messages.dumps(points)
         except Exception as failure:  # raised if a state is requested
             text = f"a worker cannot send its state: {type(failure).__name__}: {failure}"
-            unknown = functools.partial(_raise_not_implemented, text)
-            return pickle.dumps([(unknown, 0)] * len(points), pickle.HIGHEST_PROTOCOL)
-
-
-def _raise_not_implemented(text: str, _: int) -> State:
-    raise NotImplementedError(text)
+            return pickle.dumps([(no_state(text), 0)] * len(points), pickle.HIGHEST_PROTOCOL)
 
 
 class PipelineJob(Job):
@@ -168,7 +161,7 @@ class _PipelineRunner(Runner):
         """See `Runner.run`."""
         first = self._count
         elements: list[Any] = []
-        points: list[ResumePoint] = []
+        points: list[Position] = []
         try:
             if task.start is not None:
                 self._start(task.start)
@@ -182,17 +175,17 @@ class _PipelineRunner(Runner):
             finally:
                 if meter is not None:
                     meter.finish(len(elements), is_timed=is_timed)
-            pickled = pickled_resume_points(points)
+            pickled = pickled_positions(points)
         except BaseException as failure:
-            return self._outcome(elements, failure, first, pickled_resume_points(points))
+            return self._outcome(elements, failure, first, pickled_positions(points))
         self._cursor.release_taken()  # unreferenced arrays are sent without a copy
         report = self._reporter.report(time.perf_counter() - started_s, len(elements))
         return self._outcome(elements, None, first, pickled, report)
 
     def _compute(
-        self, task: PipelineTask, deadline: float, elements: list[Any], points: list[ResumePoint]
+        self, task: PipelineTask, deadline: float, elements: list[Any], points: list[Position]
     ) -> None:
-        """Appends the next elements to `elements`, and their resume points to `points`.
+        """Appends the next elements to `elements`, and their positions to `points`.
 
         Whenever their number has doubled, the size of the last one limits how many more there are.
         """
@@ -204,7 +197,7 @@ class _PipelineRunner(Runner):
                 break
             self._count += 1
             elements.append(element)
-            points.append(self._cursor.resume_point())
+            points.append(self._cursor.position())
             count = len(elements)
             if count == measured_at:
                 measured_at *= 2
@@ -219,9 +212,9 @@ class _PipelineRunner(Runner):
         elements: list[Any],
         failure: BaseException | None,
         first: int,
-        resume_points: bytes,
+        positions: bytes,
         report: WorkerReport | None = None,
     ) -> Outcome:
-        extra: Extra = (resume_points, report)
+        extra: Extra = (positions, report)
         stride = self._context.num_workers
         return Outcome(elements, failure, self._number(first), extra, stride=stride)

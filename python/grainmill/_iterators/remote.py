@@ -8,17 +8,17 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from grainmill._interrupts import suppressed
-from grainmill._iterators.cursor import constant_state, constant_state_at
 from grainmill._iterators.open import open_plan
 from grainmill._iterators.pipeline_job import (
     BLOCK_LEN,
     RESULTS,
     TASKS,
-    PickledResumePoints,
+    PickledPositions,
     PipelineJob,
     PipelineTask,
     StartPoint,
 )
+from grainmill._iterators.position import of_state, state_at
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.user_defined import UserDefined
 from grainmill._plan.closing import closed_error
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from grainmill._evaluate.context import Context
+    from grainmill._iterators.position import Position
     from grainmill._iterators.shares import WorkersNode
-    from grainmill._iterators.stage import StateAfter
     from grainmill._workers.pool import PendingResult, Result
 
 # How many elements are requested one by one after a worker has died.
@@ -167,7 +167,7 @@ class RemoteShard(Stage):
         self._size = -(-buffer_size // TASKS)
         self._pending_results: deque[PendingResult] = deque()
         self._generation = 0
-        self._state_after: StateAfter | None = None  # `None`: at the start
+        self._position: Position | None = None  # `None`: at the start
         self._count = 0  # elements since the start, or since the restored state
         self._from_start = True
         self._single_until = 0  # the count up to which elements are requested one by one
@@ -178,7 +178,7 @@ class RemoteShard(Stage):
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`; returns all elements of a task, which may exceed `limit`."""
-        before = self._state_after
+        before = self._position
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -187,7 +187,7 @@ class RemoteShard(Stage):
         pool = self._request()
         try:
             first = self._pending_results[0]
-            result = self._workers.wait(pool, first, is_first=self._state_after is None)
+            result = self._workers.wait(pool, first, is_first=self._position is None)
             self._pending_results.popleft()
         except BaseException as failure:  # also Ctrl-C, by which a message may be lost
             if self._workers.cancelled:  # `close` will end them
@@ -210,8 +210,8 @@ class RemoteShard(Stage):
                 return self.pull(limit)
             self._ended = True
             return Block([], lambda _: self._state(before))
-        state_after, count = PickledResumePoints(result.extra[0]), len(result.elements)
-        self._state_after = constant_state_at((state_after, count))
+        state_after, count = PickledPositions(result.extra[0]), len(result.elements)
+        self._position = (state_after, count)
         self._count += count
         return Block(result.elements, lambda k: state_after(k) if k else self._state(before))
 
@@ -222,7 +222,7 @@ class RemoteShard(Stage):
                 self._single_until = self._count + _SINGLE_LEN
             self._generation = self._workers.generation
             self._pending_results.clear()
-            self._restart = self._state_after is not None
+            self._restart = self._position is not None
         while len(self._pending_results) < TASKS:
             start: StartPoint | None = None
             if self._restart:
@@ -240,18 +240,18 @@ class RemoteShard(Stage):
         self._pending_results.clear()
         self._restart = True
 
-    def _state(self, state_after: StateAfter | None) -> State:
-        if state_after is None:
+    def _state(self, position: Position | None) -> State:
+        if position is None:
             stage = self._workers.local(self._worker)
             try:
                 return stage.state()
             finally:
                 stage.close()
-        return state_after(0)
+        return state_at(position)
 
     def state(self) -> State:
         """See `Stage.state`; starts no process."""
-        return self._state(self._state_after)
+        return self._state(self._position)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
@@ -263,11 +263,11 @@ class RemoteShard(Stage):
         self._ended = False
         if not is_there:
             self._count, self._from_start = 0, False
-        self._state_after = constant_state(state)
+        self._position = of_state(state)
 
     def _is_at(self, state: State) -> bool:
         with suppressed():  # objects in a user's state may not be comparable
-            return self._state_after is not None and bool(self._state_after(0) == state)
+            return self._position is not None and bool(state_at(self._position) == state)
         return False
 
     def next_index(self) -> int:
@@ -290,7 +290,7 @@ class RemoteShard(Stage):
     def _local_at_position(self) -> Stage:
         """The worker's pipeline in this process, at the consumer's position."""
         stage = self._workers.local(self._worker)
-        if self._state_after is not None:
+        if self._position is not None:
             stage.restore(self.state())
         return stage
 

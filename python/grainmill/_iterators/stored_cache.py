@@ -7,8 +7,9 @@ import functools
 from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from grainmill._iterators.cursor import END, Cursor, constant_state
+from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.node import Origin, SequentialNode, origins, runs
+from grainmill._iterators.position import Position, constant_state, state_at
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._cache.sequence import Ahead
-    from grainmill._iterators.cursor import ResumePoint
     from grainmill._iterators.stage import StateAfter
     from grainmill._plan.node import Node, Share
 
@@ -85,7 +85,7 @@ class StoredCacheStage(Stage):
         self._initial: State | None = None
         self._position = 0
         self._parent_position = 0  # elements that the cursor is past
-        self._last: StateAfter = functools.partial(_state_at_point, self._cursor.resume_point(), 0)
+        self._last: StateAfter = functools.partial(_state_at_point, self._cursor.position(), 0)
         self._num_last = 0
         self._pass: Any = None  # takes the elements of the pass that this is
         self._opened: Any = None
@@ -118,19 +118,19 @@ class StoredCacheStage(Stage):
         self._last, self._num_last = after, len(elements)
         return Block(elements, after)
 
-    def _taken(self, limit: int) -> tuple[list[Any], list[ResumePoint]]:
-        """The next elements of the parent, with the resume points before, between and after."""
+    def _taken(self, limit: int) -> tuple[list[Any], list[Position]]:
+        """The next elements of the parent, with the positions before, between and after."""
         cursor = self._cursor
         cursor.fill()
-        points = [cursor.resume_point()]
+        points = [cursor.position()]
         elements: list[Any] = []
         for _ in range(1 if self._singly else max(1, min(limit, cursor.num_ready))):
             element = cursor.next()
             if element is END:
-                points = [cursor.resume_point()]
+                points = [cursor.position()]
                 break
             elements.append(element)
-            points.append(cursor.resume_point())
+            points.append(cursor.position())
         try:
             self._store_elements(elements, points)
         except TypeError:  # one of them cannot be pickled
@@ -141,7 +141,7 @@ class StoredCacheStage(Stage):
             return self._taken(1)
         return elements, points
 
-    def _store_elements(self, elements: list[Any], points: list[ResumePoint]) -> None:
+    def _store_elements(self, elements: list[Any], points: list[Position]) -> None:
         at = self._parent_position
         if at == 0 or self._pass is None:
             if self._pass is not None:
@@ -150,15 +150,15 @@ class StoredCacheStage(Stage):
         self._parent_position += len(elements)
         if elements:
             self._pass.append(
-                at, elements, [functools.partial(_state_of, point) for point in points[1:]]
+                at, elements, [functools.partial(state_at, point) for point in points[1:]]
             )
         else:
             self._pass.finish(at)
             self._pass = None
             self._opened = self._store.opened()
 
-    def _return_to(self, point: ResumePoint, position: int) -> None:
-        self._cursor.restore(_state_of(point))
+    def _return_to(self, point: Position, position: int) -> None:
+        self._cursor.restore(state_at(point))
         self._parent_position = position
 
     def _go_to_position(self) -> None:
@@ -228,14 +228,9 @@ def _state_in_store(position: int, k: int) -> State:
     return _state(position + k, None)
 
 
-def _state_at(position: int, points: list[ResumePoint], k: int) -> State:
-    return _state(position + k, _state_of(points[k]))
+def _state_at(position: int, points: list[Position], k: int) -> State:
+    return _state(position + k, state_at(points[k]))
 
 
-def _state_at_point(point: ResumePoint, position: int, _: int) -> State:
-    return _state(position, _state_of(point))
-
-
-def _state_of(point: ResumePoint) -> State:
-    after, taken = point
-    return after(taken)
+def _state_at_point(point: Position, position: int, _: int) -> State:
+    return _state(position, state_at(point))

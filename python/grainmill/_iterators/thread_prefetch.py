@@ -19,9 +19,10 @@ from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import byte_len
 from grainmill._evaluate.executor import Demand, weak_call
 from grainmill._evaluate.thread_pool import NumberedThread
-from grainmill._iterators.cursor import END, Cursor, ResumePoint, constant_state_at
+from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.metering import PullMeter
 from grainmill._iterators.node import OneToOne, runs
+from grainmill._iterators.position import Position, end_at, state_at
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.user_defined import UserDefinedStage
 from grainmill._lazy_dataclass import lazy_dataclass
@@ -107,7 +108,7 @@ class ThreadPrefetchStage(Stage):
     def _reset(self) -> None:
         self._ended = False
         self._thread_lost = False  # whether the thread was left behind by a fork
-        self._resume_point = self._cursor.resume_point()
+        self._delivered = self._cursor.position()
 
     @classmethod
     def around(cls, iterator: Iterator[Any], prefetch_buffer_size: int) -> Self:
@@ -135,14 +136,14 @@ class ThreadPrefetchStage(Stage):
         """See `Stage.pull`; waits for one element and returns those that arrive with it."""
         self._check_open()
         if self._ended:
-            return Block([], constant_state_at(self._resume_point))
+            return end_at(self._delivered)
         if not self._size:
             block = self._cursor.pull_block(limit)
-            self._resume_point = self._cursor.resume_point()
+            self._delivered = self._cursor.position()
             return block
         block = self._started_queue().take(limit)
         self._check_open()
-        self._resume_point = (block.state_after, len(block.elements))
+        self._delivered = (block.state_after, len(block.elements))
         self._ended = not block.elements
         return block
 
@@ -193,8 +194,7 @@ class ThreadPrefetchStage(Stage):
 
     def state(self) -> State:
         """See `Stage.state`; starts no thread."""
-        state_after, position = self._resume_point
-        return state_after(position)
+        return state_at(self._delivered)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
@@ -495,7 +495,7 @@ class PrefetchQueue:
             max_len = min(self._next_len, self._size - self._num_queued - self._num_unconsumed)
         cursor = self._cursor
         started = time.monotonic()
-        points = [cursor.resume_point()]
+        points = [cursor.position()]
         elements: list[Any] = []
         ended = False
         meter = self._meter
@@ -507,7 +507,7 @@ class PrefetchQueue:
                     ended = True
                     break
                 elements.append(element)
-                points.append(cursor.resume_point())
+                points.append(cursor.position())
                 max_s = _MAX_WAIT_S if self.demand.urgent else tuning.HAND_OVER_S
                 if time.monotonic() - started > max_s:
                     break
@@ -517,7 +517,7 @@ class PrefetchQueue:
             if elements:
                 self.put(Block(elements, functools.partial(_state_at, points)))
         if ended:
-            self.put(Block([], constant_state_at(cursor.resume_point())))
+            self.put(end_at(cursor.position()))
             return False
         count = len(elements)
         if self._preferred_len is not None:
@@ -550,9 +550,8 @@ class PrefetchQueue:
             self._space_freed.notify()
 
 
-def _state_at(points: list[ResumePoint], k: int) -> State:
-    state_after, position = points[k]
-    return state_after(position)
+def _state_at(points: list[Position], k: int) -> State:
+    return state_at(points[k])
 
 
 def _shifted(state_after: StateAfter, count: int) -> StateAfter:

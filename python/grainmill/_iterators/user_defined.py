@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from grainmill._evaluate import tuning
 from grainmill._interrupts import raise_interrupt, suppressed
-from grainmill._iterators.cursor import END, constant_state_at, copy_state
+from grainmill._iterators.cursor import END
 from grainmill._iterators.node import Origin, SequentialNode
+from grainmill._iterators.position import copy_state, end_at
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.node import Share, defines
@@ -126,7 +127,7 @@ class UserDefinedStage(Stage):
         state_after = _ElementState(self._iterator, before)
         self._last = weakref.ref(state_after)
         if element is END:
-            return Block([], constant_state_at((state_after, 1)))
+            return end_at((state_after, 1))
         return Block([element], state_after)
 
     def state(self) -> State:

@@ -19,6 +19,7 @@ from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._interrupts import raise_interrupt, suppressed
 from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._iterators.notes import note
+from grainmill._iterators.position import of_state
 from grainmill._loader.record import Record, RecordMetadata
 from grainmill._plan.node import transform_name
 
@@ -82,8 +83,9 @@ class _OperatedIterator(DatasetIterator[Any]):
             parent: Any = self._parent
             what = f"`{transform_name(self._operation)}` in a `DataLoader`"
             with suppressed():
-                if parent.get_state() != state:  # otherwise upstream has failed
-                    note(failure, what, lambda: state, parent.get_state, parent._node)  # noqa: SLF001
+                now = parent.get_state()
+                if now != state:  # otherwise upstream has failed
+                    note(failure, what, of_state(state), of_state(now), parent._node)  # noqa: SLF001
             # A generator that has raised is exhausted; a new one continues at its position.
             self.set_state(state)
             raise

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._evaluate.fuse import SKIPPED
-from grainmill._iterators.cursor import Cursor, ResumePoint, constant_state
+from grainmill._iterators.cursor import Cursor
 from grainmill._iterators.node import Origin, SequentialNode, origins, runs
+from grainmill._iterators.position import Position, of_state, state_at
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Finish, Stage, State, StateAfter
 from grainmill._lazy_dataclass import lazy_dataclass
@@ -87,7 +88,7 @@ class CacheStage(Stage):
         self._position = 0  # elements before the last block
         self._last: Block | None = None
         self._reported_filled = False  # `cache_filled` in states
-        self._restored: StateAfter | None = None  # the parent's state, until it is pulled from
+        self._restored: Position | None = None  # of the parent, until it is pulled from
 
     @property
     def pull_size(self) -> int:
@@ -130,14 +131,16 @@ class CacheStage(Stage):
         return self._position if self._last is None else self._position + self._last.num_finished
 
     def _from_memory(self, limit: int) -> Block:
-        (after, taken), position = self._parent_point(), self._position
+        position = self._position
         elements = self._memory[position : position + limit]
         self._position += len(elements)
         self._reported_filled = True
-        return Block(elements, functools.partial(_state_after_cached, (after, taken), position))
+        return Block(
+            elements, functools.partial(_state_after_cached, self._parent_point(), position)
+        )
 
-    def _parent_point(self) -> ResumePoint:
-        return self._cursor.resume_point() if self._restored is None else (self._restored, 0)
+    def _parent_point(self) -> Position:
+        return self._restored or self._cursor.position()
 
     def _refill(self) -> None:
         """Reads the elements before a restored state again."""
@@ -161,8 +164,8 @@ class CacheStage(Stage):
 
     def state(self) -> State:
         """See `Stage.state`."""
-        after, taken = self._parent_point()
-        return _state(after(taken), self._position_now(), filled=self._reported_filled)
+        parent = state_at(self._parent_point())
+        return _state(parent, self._position_now(), filled=self._reported_filled)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
@@ -171,7 +174,7 @@ class CacheStage(Stage):
         position, filled = saved.index("position", maximum), saved.flag("cache_filled")
         initial = self._first_state()
         self._cursor.restore(saved["parent"])  # raises if it is not a state of the parent
-        self._restored = constant_state(saved["parent"])
+        self._restored = of_state(saved["parent"])
         self._last = None
         self._position = position
         self._reported_filled = filled or self._filled
@@ -205,6 +208,5 @@ def _state_after(
     return _state(after(k), position + count, filled=filled)
 
 
-def _state_after_cached(parent: ResumePoint, position: int, k: int) -> State:
-    after, taken = parent
-    return _state(after(taken), position + k, filled=True)
+def _state_after_cached(parent: Position, position: int, k: int) -> State:
+    return _state(state_at(parent), position + k, filled=True)

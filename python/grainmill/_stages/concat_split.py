@@ -19,6 +19,7 @@ from grainmill._iterators.cut import NOT_CUT, Cut
 from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._iterators.node import Regrouping, runs
 from grainmill._iterators.notes import note_stage
+from grainmill._iterators.position import Position, state_at
 from grainmill._iterators.saved import Saved, integer
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
@@ -214,8 +215,8 @@ class ConcatThenSplitStage(Stage):
         self._rows: list[dict[str, Any]] = []
         self._next_row = 0
         self._skip = 0
-        self._start: tuple[Callable[[], State], _Slices] = (self._cursor.state_getter(), None)
-        self._step: tuple[Callable[[], State], _Slices] | None = None
+        self._start: tuple[Position, _Slices] = (self._cursor.position(), None)
+        self._step: tuple[Position, _Slices] | None = None
         self._num_of_step = 0
         self._cut = NOT_CUT
         self._num_taken = 0
@@ -239,8 +240,7 @@ class ConcatThenSplitStage(Stage):
         """See `Stage.pull`."""
         while self._next_row >= len(self._rows):
             if not self._fill():
-                state_after = self._states(self._next_row)
-                return Block([], state_after)
+                return Block([], self._states(self._next_row))
         first = self._next_row
         elements = self._rows[first : first + limit]
         self._next_row += len(elements)
@@ -255,7 +255,7 @@ class ConcatThenSplitStage(Stage):
     def _fill(self) -> bool:
         """Computes the rows of one step; `False` at the end of the data."""
         if self._step is None:
-            self._step = (self._cursor.state_getter(), self._packer.remainder)
+            self._step = (self._cursor.position(), self._packer.remainder)
             self._num_of_step = 0
         cut = self._cut if self._skip else NOT_CUT
         ended = False
@@ -291,7 +291,8 @@ class ConcatThenSplitStage(Stage):
                 f"Element {self._num_taken} of those that {self._node} took since it was created "
                 "or restored cannot be packed."
             )
-            note_stage(failure, self._node, self._cursor.state, self._cursor.state_after_first)
+            cursor = self._cursor
+            note_stage(failure, self._node, cursor.position(), cursor.position_after_first())
             raise
         if limited is not None:
             name, length, num_free = limited
@@ -340,7 +341,7 @@ class ConcatThenSplitStage(Stage):
         self._rows = []
         self._next_row = 0
         self._skip = skip
-        self._start = (self._cursor.state_getter(), remainder)
+        self._start = (self._cursor.position(), remainder)
         self._step = None
         self._cut = cut
         self._num_taken = 0
@@ -422,10 +423,10 @@ def _shown(value: Any) -> Any:
 
 
 def _state_after(
-    start: Callable[[], State], slices: dict[str, tuple[int, int]], cut: Cut, first: int, count: int
+    start: Position, slices: dict[str, tuple[int, int]], cut: Cut, first: int, count: int
 ) -> State:
     return {
-        "parent_state": start(),
+        "parent_state": state_at(start),
         "remainder_slices": slices.copy(),
         "elements_from_buffer_after_checkpoint": cut.noted(first + count),
     }

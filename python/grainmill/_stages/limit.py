@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
-from grainmill._iterators.cursor import Cursor, constant_state_at
+from grainmill._iterators.cursor import Cursor
 from grainmill._iterators.node import Length, Passing, runs
+from grainmill._iterators.position import end_at
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
@@ -101,9 +102,9 @@ class LimitStage(Stage):
         self._reset(count := self._count_now())
         num_left = min(limit, self._limit - count)
         if num_left <= 0:
-            after = constant_state_at(self._cursor.resume_point())
-            return Block([], functools.partial(_state_after, after, count, None))
-        self._last = block = self._cursor.pull_block(num_left)
+            block = end_at(self._cursor.position())
+        else:
+            self._last = block = self._cursor.pull_block(num_left)
         return block.with_states(
             functools.partial(_state_after, block.state_after, count, block.dropped)
         )

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from grainmill import _native
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.cursor import Cursor, constant_state
+from grainmill._iterators.cursor import Cursor
 from grainmill._iterators.cut import NOT_CUT, Cut
 from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._iterators.node import Regrouping, runs
 from grainmill._iterators.notes import note_stage
+from grainmill._iterators.position import Position, end_at, of_state, state_at
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
@@ -289,7 +290,7 @@ class FitPackStage(Stage):
         self._packer = self._features.packer()
         self._columns: dict[str, Any] | None = None
         self._order: list[int] = []
-        self._start = self._end = self._cursor.state_getter()
+        self._start = self._end = self._cursor.position()
         self._next_row = 0
         self._counter = 0
         self._cut = NOT_CUT
@@ -305,7 +306,7 @@ class FitPackStage(Stage):
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`; the block is lazy, since creating a row of views costs time."""
         if not self._has_rows():
-            return Block([], self._at_end())
+            return end_at(of_state(self.state()))
         first, columns = self._next_row, self._columns or {}
         rows = self._order[first : first + limit]
         self._next_row += len(rows)
@@ -323,9 +324,6 @@ class FitPackStage(Stage):
             if not self._pack():
                 return False
         return True
-
-    def _at_end(self) -> Callable[[int], State]:
-        return constant_state(self.state())
 
     def _states(self, first: int, num_rows: int) -> Callable[[int], State]:
         batch = self._start, self._end, self._cut
@@ -349,7 +347,7 @@ class FitPackStage(Stage):
             self._cursor.advance(count)
             self._num_of_batch += count
             self._num_taken += count
-            self._end = self._cursor.state_getter()  # as in Grain, before the end is noticed
+            self._end = self._cursor.position()  # as in Grain, before the end is noticed
         self._pull_len = min(max(self._num_of_batch, _MIN_PULL), _MAX_PULL)
         num_rows, columns, unpacked = self._packer.take()
         if self._next_row > num_rows:
@@ -375,7 +373,8 @@ class FitPackStage(Stage):
                 f"Element {self._num_taken} of those that {self._node} took since it was created "
                 "or restored cannot be packed."
             )
-            note_stage(failure, self._node, self._cursor.state, self._cursor.state_after_first)
+            cursor = self._cursor
+            note_stage(failure, self._node, cursor.position(), cursor.position_after_first())
             raise
 
     def _shuffled(self, num_rows: int, columns: dict[str, Any]) -> list[int]:
@@ -395,7 +394,7 @@ class FitPackStage(Stage):
             return self._states(self._next_row, len(self._order))(0)
         counter = self._counter + self._next_row
         next_row = self._cut.noted(self._next_row)
-        return {"parent": self._start(), "next_row": next_row, "counter": counter}
+        return {"parent": state_at(self._start), "next_row": next_row, "counter": counter}
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
@@ -406,7 +405,7 @@ class FitPackStage(Stage):
         self._cursor.restore(saved["parent"])
         self._packer = self._features.packer()
         self._columns = None
-        self._start = self._end = self._cursor.state_getter()
+        self._start = self._end = self._cursor.position()
         self._next_row = next_row
         self._counter = counter - next_row
         self._num_of_batch = 0
@@ -521,14 +520,14 @@ def _nest(rows: list[dict[str, Any]], path: Sequence[Any], values: Any) -> None:
 
 
 def _state_after(
-    batch: tuple[Callable[[], State], Callable[[], State], Cut],
+    batch: tuple[Position, Position, Cut],
     counter: int,
     first: int,
     num_rows: int,
     count: int,
 ) -> State:
-    start, end, cut = batch  # states before and after the elements of this batch, and their end
+    start, end, cut = batch  # before and after the elements of this batch, and their end
     row = first + count
     if row < num_rows:
-        return {"parent": start(), "next_row": cut.noted(row), "counter": counter + row}
-    return {"parent": end(), "next_row": 0, "counter": counter + row}
+        return {"parent": state_at(start), "next_row": cut.noted(row), "counter": counter + row}
+    return {"parent": state_at(end), "next_row": 0, "counter": counter + row}

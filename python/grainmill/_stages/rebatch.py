@@ -11,10 +11,11 @@ from grainmill._checkpoint.ends import CutCount
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.cut import Cut
 from grainmill._iterators.node import Regrouping, runs
 from grainmill._iterators.notes import note_stage
+from grainmill._iterators.position import Position, state_at
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
@@ -104,14 +105,14 @@ class RebatchStage(Stage):
         self._reset(0)
 
     def _reset(self, row: int) -> None:
-        before = self._cursor.resume_point()
+        before = self._cursor.position()
         self._point = (before, row)
         self._slices: list[list[Any]] = []
         self._gathered = 0
         self._current = _Rows([], None, 0, before)
         self._row = 0
         self._skip = 0 if isinstance(row, CutCount) else row  # at the end of the data
-        self._pending: tuple[ResumePoint, Any] | None = None
+        self._pending: tuple[Position, Any] | None = None
         self._number = -1  # of the parent's current batch, since this was created or restored
 
     @property
@@ -166,10 +167,10 @@ class RebatchStage(Stage):
     def _advance(self) -> bool:
         """Moves on to the parent's next batch; `False` at its end."""
         if self._pending is None:
-            before = self._cursor.resume_point()
+            before = self._cursor.position()
             batch = self._cursor.next()
             if batch is END:
-                self._current.before = self._cursor.resume_point()
+                self._current.before = self._cursor.position()
                 return False
             self._pending = before, batch
         before, batch = self._pending
@@ -177,7 +178,7 @@ class RebatchStage(Stage):
             leaves, structure, count = self._parts(batch)
         except Exception as failure:
             raise_interrupt(failure)
-            note_stage(failure, self._node, lambda: before[0](before[1]), self._cursor.state)
+            note_stage(failure, self._node, before, self._cursor.position())
             raise
         if self._skip > count:
             raise ValueError(
@@ -252,12 +253,12 @@ class RebatchStage(Stage):
 
 
 class _Rows:
-    """A batch of the parent, and the resume point before it."""
+    """A batch of the parent, and the position before it."""
 
     __slots__ = ("before", "count", "leaves", "structure")
 
     def __init__(
-        self, leaves: list[Any], structure: Structure | None, count: int, before: ResumePoint
+        self, leaves: list[Any], structure: Structure | None, count: int, before: Position
     ) -> None:
         self.leaves = leaves
         self.structure = structure
@@ -268,10 +269,9 @@ class _Rows:
 _MANY = 1 << 20
 
 
-def _state(before: ResumePoint, row: int) -> State:
-    after, position = before
-    return {"parent": after(position), "batch_idx": row}
+def _state(before: Position, row: int) -> State:
+    return {"parent": state_at(before), "batch_idx": row}
 
 
-def _state_at(points: list[tuple[ResumePoint, int]], k: int) -> State:
+def _state_at(points: list[tuple[Position, int]], k: int) -> State:
     return _state(*points[k])

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
-from grainmill._iterators.cursor import Cursor, ResumePoint, constant_state_at
+from grainmill._iterators.cursor import Cursor
 from grainmill._iterators.node import Length, Passing, runs
+from grainmill._iterators.position import Position, end_at, state_at
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
@@ -104,21 +105,17 @@ class RepeatStage(Stage):
         initial = self._first_state()
         if self._last is not None and self._last.num_finished:
             self._empty = False
-        before: tuple[ResumePoint, int] | None = None  # the end of the previous epoch, if reached
+        before: tuple[Position, int] | None = None  # the end of the previous epoch, if reached
         while not self._ended:
             self._last = block = self._cursor.pull_block(limit)
             if block.elements:
                 return self._block(block, before)
-            before = before or (self._cursor.resume_point(), self._epoch)
+            before = before or (self._cursor.position(), self._epoch)
             self._next_epoch(initial)
-        return Block(
-            [],
-            functools.partial(
-                _state_after, constant_state_at(self._cursor.resume_point()), self._epoch
-            ),
-        )
+        end = end_at(self._cursor.position())
+        return end.with_states(functools.partial(_state_after, end.state_after, self._epoch))
 
-    def _block(self, block: Block, before: tuple[ResumePoint, int] | None) -> Block:
+    def _block(self, block: Block, before: tuple[Position, int] | None) -> Block:
         after, epoch = block.state_after, self._epoch
         if before is None:
             return block.with_states(functools.partial(_state_after, after, epoch))
@@ -159,8 +156,8 @@ def _state_after(after: StateAfter, epoch: int, k: int) -> State:
     return _state(after(k), epoch)
 
 
-def _state_from(before: tuple[ResumePoint, int], after: StateAfter, epoch: int, k: int) -> State:
+def _state_from(before: tuple[Position, int], after: StateAfter, epoch: int, k: int) -> State:
     if k:
         return _state(after(k), epoch)
-    (last, position), last_epoch = before
-    return _state(last(position), last_epoch)
+    last, last_epoch = before
+    return _state(state_at(last), last_epoch)

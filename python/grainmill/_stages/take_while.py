@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.cursor import Cursor, ResumePoint
+from grainmill._iterators.cursor import Cursor
 from grainmill._iterators.node import Length, Passing, runs
 from grainmill._iterators.notes import note_stage
+from grainmill._iterators.position import Position, state_at
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
@@ -104,7 +105,9 @@ class TakeWhileStage(Stage):
                 if not elements:
                     if element:
                         cursor = self._cursor
-                        note_stage(failure, self._node, cursor.state, cursor.state_after_first)
+                        note_stage(
+                            failure, self._node, cursor.position(), cursor.position_after_first()
+                        )
                     raise
                 break  # It is computed again once those before it are delivered.
             self._cursor.advance(len(element))
@@ -117,8 +120,8 @@ class TakeWhileStage(Stage):
             points = [self._point()]
         return Block(elements, functools.partial(_state_at, points))
 
-    def _point(self) -> tuple[ResumePoint, bool]:
-        return self._cursor.resume_point(), self._ended
+    def _point(self) -> tuple[Position, bool]:
+        return self._cursor.position(), self._ended
 
     def state(self) -> State:
         """See `Stage.state`."""
@@ -132,10 +135,9 @@ class TakeWhileStage(Stage):
         self._ended = ended
 
 
-def _state(point: ResumePoint, ended: bool) -> State:  # noqa: FBT001 - the pair is stored like this
-    after, position = point
-    return {"parent": after(position), "ended": ended}
+def _state(point: Position, ended: bool) -> State:  # noqa: FBT001 - the pair is stored like this
+    return {"parent": state_at(point), "ended": ended}
 
 
-def _state_at(points: list[tuple[ResumePoint, bool]], k: int) -> State:
+def _state_at(points: list[tuple[Position, bool]], k: int) -> State:
     return _state(*points[k])

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
-from grainmill._iterators.cursor import Cursor, ResumePoint
+from grainmill._iterators.cursor import Cursor
 from grainmill._iterators.cut import NOT_CUT, Cut
 from grainmill._iterators.node import Regrouping, runs
+from grainmill._iterators.position import Position, end_at, state_at
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from grainmill._dataset.element_types import AnyDataset
     from grainmill._plan.node import Node
 
-_WindowPosition: TypeAlias = "tuple[ResumePoint, int, int, Cut]"
-"""The resume point at a window's start, its number, how many elements were delivered, its end."""
+_WindowPosition: TypeAlias = "tuple[Position, int, int, Cut]"
+"""The position at a window's start, its number, how many elements were delivered, its end."""
 
 
 @lazy_dataclass
@@ -118,7 +119,7 @@ class WindowShuffleStage(Stage):
 
     def _reset(self, index: int, position: int, cut: Cut) -> None:
         """Sets the position to the window that starts at the cursor and is not yet filled."""
-        self._filling_start = self._cursor.resume_point()
+        self._filling_start = self._cursor.position()
         self._current = (self._filling_start, index, position, cut)
         self._cut = cut
         self._index = index
@@ -137,7 +138,7 @@ class WindowShuffleStage(Stage):
         last = self._current
         while self._position == len(self._window):
             if not self._fill():
-                return Block([], functools.partial(_state_at_end, last))
+                return end_at((functools.partial(_state_after, last, last, 0), 0))
         begin, index, length = self._position, self._index, len(self._window)
         start = self._filling_start
         elements = self._window[begin : begin + limit]
@@ -153,7 +154,7 @@ class WindowShuffleStage(Stage):
         """Fills the next window, or that of a restored state; `False` at the end."""
         size = self._cut.left(self._size) if self._skip else self._size
         while len(self._filling) < size:
-            start = None if self._filling else self._cursor.resume_point()
+            start = None if self._filling else self._cursor.position()
             elements = self._cursor.take(size - len(self._filling))
             if not elements:
                 break
@@ -189,16 +190,12 @@ class WindowShuffleStage(Stage):
 
 
 def _state(window: _WindowPosition) -> State:
-    (after, taken), index, position, cut = window
+    start, index, position, cut = window
     return {
-        "parent_window_start_state": after(taken),
+        "parent_window_start_state": state_at(start),
         "window_index": index,
         "pos_in_window": cut.noted(position),
     }
-
-
-def _state_at_end(last: _WindowPosition, _: int) -> State:
-    return _state(last)
 
 
 def _state_after(last: _WindowPosition, first: _WindowPosition, length: int, k: int) -> State:

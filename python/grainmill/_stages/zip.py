@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 from grainmill._dataset.element_types import A, B, C, T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
-from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.lazy_block import PULL_SIZE, lazy_block
 from grainmill._iterators.node import UNKNOWN, Length, Origin, SequentialNode, origins, runs, starts
 from grainmill._iterators.saved import Saved
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grainmill._dataset.element_types import AnyDataset
+    from grainmill._iterators.position import Position
     from grainmill._plan.node import Node
 
 
@@ -154,7 +155,7 @@ class ZipStage(Stage):
 
     def _reset(self) -> None:
         self._partial: list[Any] = []  # the first elements of a tuple
-        self._points: list[ResumePoint] | None = None  # before these, if known
+        self._points: list[Position] | None = None  # before these, if known
         self._refusal: str | None = None
         self._ended = False
 
@@ -166,23 +167,23 @@ class ZipStage(Stage):
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
         if self._ended:
-            return Block([], functools.partial(_state_at_end, self._resume_points()))
+            return Block([], functools.partial(_end_state, self._positions_before()))
         if not self._partial:
             count = min(limit, *(cursor.num_ready for cursor in self._cursors))
             if count:
-                points = self._resume_points()
+                points = self._positions_before()
                 elements = list(zip(*[cursor.take(count) for cursor in self._cursors], strict=True))
                 self._points = None
                 return Block(elements, functools.partial(_state, points))
         is_lazy = any(cursor.is_lazy for cursor in self._cursors)
-        return lazy_block(self._step, self._resume_points, _last_state, limit if is_lazy else 1)
+        return lazy_block(self._step, self._positions_before, _last_state, limit if is_lazy else 1)
 
     def _step(self) -> Any:
         if self._refusal is not None:
             raise ValueError(self._refusal)
         partial = self._partial
         if not partial:
-            self._resume_points()
+            self._positions_before()
         for cursor in self._cursors[len(partial) :]:
             element = cursor.next()
             if element is END:
@@ -194,15 +195,15 @@ class ZipStage(Stage):
 
     def _end(self, ended: int) -> Any:
         """Ends at the end of parent `ended`; if strict, all other parents must end too."""
-        self._points = points = list(self._resume_points())
-        points[ended] = self._cursors[ended].resume_point()
+        self._points = points = list(self._positions_before())
+        points[ended] = self._cursors[ended].position()
         if self._strict:
             if ended:
                 self._refuse(f"argument {ended + 1} is shorter than {_arguments(ended)}")
             for number, cursor in enumerate(self._cursors[1:], 1):
                 if cursor.next() is not END:
                     self._refuse(f"argument {number + 1} is longer than {_arguments(number)}")
-                points[number] = cursor.resume_point()
+                points[number] = cursor.position()
         self._ended = True
         return END
 
@@ -210,14 +211,14 @@ class ZipStage(Stage):
         self._refusal = f"ZipIterDataset {text}"
         raise ValueError(self._refusal)
 
-    def _resume_points(self) -> list[ResumePoint]:
+    def _positions_before(self) -> list[Position]:
         if self._points is None:
-            self._points = [cursor.resume_point() for cursor in self._cursors]
+            self._points = [cursor.position() for cursor in self._cursors]
         return self._points
 
     def state(self) -> State:
         """See `Stage.state`."""
-        return _state(self._resume_points(), 0)
+        return _state(self._positions_before(), 0)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
@@ -232,13 +233,13 @@ def _arguments(count: int) -> str:
     return "argument 1" if count == 1 else f"arguments 1-{count}"
 
 
-def _state(points: list[ResumePoint], count: int) -> State:
+def _state(points: list[Position], count: int) -> State:
     return {"parents": [after(position + count) for after, position in points]}
 
 
-def _last_state(points: list[list[ResumePoint]]) -> State:
+def _last_state(points: list[list[Position]]) -> State:
     return _state(points[-1], 0)
 
 
-def _state_at_end(points: list[ResumePoint], _: int) -> State:
+def _end_state(points: list[Position], _: int) -> State:
     return _state(points, 0)
