@@ -32,6 +32,7 @@ FACE_LAYERS = [
         "_example",
         "_interrupts",
         "_lazy_dataclass",
+        "_lazy_names",
         "_memory",
         "_threads",
         "_tree",

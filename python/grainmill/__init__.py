@@ -15,7 +15,6 @@ Example:
     [[3, 5, 3], [3, 5, 3]]
 """
 
-import importlib
 from typing import TYPE_CHECKING
 
 from grainmill import (
@@ -33,6 +32,7 @@ from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._dataset.progress import progress
+from grainmill._lazy_names import lazy_names
 from grainmill._native import GrainmillError, __version__
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.options import ReadOptions
@@ -45,20 +45,17 @@ if TYPE_CHECKING:
 else:
     # The modules that these names come from are imported when the names are used: together, they
     # would take as long as the rest.
-    _MODULES = {
-        "DataLoader": "grainmill._loader.data_loader",
-        "DataLoaderIterator": "grainmill._loader.data_loader",
-        "Record": "grainmill._loader.record",
-        "RecordMetadata": "grainmill._loader.record",
-        "WorkerError": "grainmill._workers.failures",
-        "load": "grainmill._loader.data_loader",
-    }
-
-    def __getattr__(name: str) -> object:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
-        return value
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "DataLoader": "grainmill._loader.data_loader",
+            "DataLoaderIterator": "grainmill._loader.data_loader",
+            "Record": "grainmill._loader.record",
+            "RecordMetadata": "grainmill._loader.record",
+            "WorkerError": "grainmill._workers.failures",
+            "load": "grainmill._loader.data_loader",
+        },
+    )
 
 
 config.define_flags()

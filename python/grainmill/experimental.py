@@ -1,6 +1,5 @@
 """Packing, prefetching, window shuffles and other newer parts of the interface."""
 
-import importlib
 from typing import TYPE_CHECKING
 
 from grainmill import _stages as stages
@@ -13,6 +12,7 @@ from grainmill._dataset.iterator import (
 from grainmill._dataset.rng_pool import RngPool
 from grainmill._dataset.spec import get_element_spec
 from grainmill._evaluate.stack import batch_and_pad
+from grainmill._lazy_names import lazy_names
 from grainmill._loader.operations import PackAndBatchOperation
 from grainmill._native import index_shuffle
 from grainmill._plan.options import DatasetOptions, ExecutionTrackingMode
@@ -33,22 +33,20 @@ if TYPE_CHECKING:
     from grainmill.jax import device_put
 else:
     # Imported when they are used: JAX is optional, and what the others need takes long, too.
-    _MODULES = {
-        "ElasticIterator": "grainmill._dataset.elastic",
-        "HuggingFaceIterDataset": "grainmill._sources.hugging_face",
-        "TFRecordIterDataset": "grainmill._sources.tfrecord_dataset",
-        "ParquetIterDataset": "grainmill._sources.parquet_dataset",
-        "PerformanceConfig": "grainmill._dataset.performance_config",
-        "device_put": "grainmill.jax",
-        "mix_from_text": "grainmill._sources.mixture",
-        "parse_mixture": "grainmill._sources.mixture",
-        "pick_performance_config": "grainmill._dataset.performance_config",
-    }
-
-    def __getattr__(name: str) -> object:
-        if name in _MODULES:
-            return getattr(importlib.import_module(_MODULES[name]), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "ElasticIterator": "grainmill._dataset.elastic",
+            "HuggingFaceIterDataset": "grainmill._sources.hugging_face",
+            "TFRecordIterDataset": "grainmill._sources.tfrecord_dataset",
+            "ParquetIterDataset": "grainmill._sources.parquet_dataset",
+            "PerformanceConfig": "grainmill._dataset.performance_config",
+            "device_put": "grainmill.jax",
+            "mix_from_text": "grainmill._sources.mixture",
+            "parse_mixture": "grainmill._sources.mixture",
+            "pick_performance_config": "grainmill._dataset.performance_config",
+        },
+    )
 
 
 __all__ = [

@@ -2,19 +2,20 @@
 
 from typing import TYPE_CHECKING
 
+from grainmill._lazy_names import lazy_names
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 
 if TYPE_CHECKING:
     from grainmill.shared_memory_array import SharedMemoryArray, SharedMemoryArrayMetadata
 else:
-
-    def __getattr__(name: str) -> object:
-        if name in {"SharedMemoryArray", "SharedMemoryArrayMetadata"}:
-            # What they need takes long to import.
-            from grainmill import shared_memory_array  # noqa: PLC0415
-
-            return getattr(shared_memory_array, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # What they need takes long to import.
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "SharedMemoryArray": "grainmill.shared_memory_array",
+            "SharedMemoryArrayMetadata": "grainmill.shared_memory_array",
+        },
+    )
 
 
 __all__ = ["MultiprocessingOptions", "SharedMemoryArray", "SharedMemoryArrayMetadata"]

@@ -1,7 +1,6 @@
 """Data sources: the interface of any source, and the ones that Grain has."""
 
 import hashlib
-import importlib
 import operator
 import os
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import (
     runtime_checkable,
 )
 
+from grainmill._lazy_names import lazy_names
 from grainmill._sources.paths import expand, expand_ranges, file_range
 from grainmill._sources.record_files import RecordFilesSource
 from grainmill._sources.suffixes import suffixes_of
@@ -25,33 +25,36 @@ from grainmill.array_record import check_reader_options
 if TYPE_CHECKING:
     from grainmill._shared_memory_source import SharedMemoryDataSource
     from grainmill._sources.bagz import BagzDataSource
-    from grainmill._sources.hugging_face import HuggingFaceDataSource
+    from grainmill._sources.hugging_face import HuggingFaceDataSource, HuggingFaceIterDataset
     from grainmill._sources.json_lines import JsonLinesDataSource
+    from grainmill._sources.mixture import mix_from_text, parse_mixture
     from grainmill._sources.parquet import ParquetDataSource
     from grainmill._sources.tfrecord import TFRecordDataSource
     from grainmill._sources.web_dataset import WebDatasetDataSource
 else:
     # Imported when they are used: what they need takes long to import.
-    _MODULES = {
-        "BagzDataSource": "grainmill._sources.bagz",
-        "HuggingFaceDataSource": "grainmill._sources.hugging_face",
-        "JsonLinesDataSource": "grainmill._sources.json_lines",
-        "ParquetDataSource": "grainmill._sources.parquet",
-        "SharedMemoryDataSource": "grainmill._shared_memory_source",
-        "TFRecordDataSource": "grainmill._sources.tfrecord",
-        "WebDatasetDataSource": "grainmill._sources.web_dataset",
-    }
-
-    def __getattr__(name: str) -> object:
-        if name in _MODULES:
-            return getattr(importlib.import_module(_MODULES[name]), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "BagzDataSource": "grainmill._sources.bagz",
+            "HuggingFaceDataSource": "grainmill._sources.hugging_face",
+            "HuggingFaceIterDataset": "grainmill._sources.hugging_face",
+            "JsonLinesDataSource": "grainmill._sources.json_lines",
+            "ParquetDataSource": "grainmill._sources.parquet",
+            "SharedMemoryDataSource": "grainmill._shared_memory_source",
+            "TFRecordDataSource": "grainmill._sources.tfrecord",
+            "WebDatasetDataSource": "grainmill._sources.web_dataset",
+            "mix_from_text": "grainmill._sources.mixture",
+            "parse_mixture": "grainmill._sources.mixture",
+        },
+    )
 
 
 __all__ = [
     "ArrayRecordDataSource",
     "BagzDataSource",
     "HuggingFaceDataSource",
+    "HuggingFaceIterDataset",
     "JsonLinesDataSource",
     "ParquetDataSource",
     "RandomAccessDataSource",
@@ -60,6 +63,8 @@ __all__ = [
     "TFRecordDataSource",
     "WebDatasetDataSource",
     "expand_paths",
+    "mix_from_text",
+    "parse_mixture",
 ]
 
 

@@ -5,9 +5,9 @@ Attributes:
     Transformations: A sequence of them.
 """
 
-import importlib
 from typing import TYPE_CHECKING
 
+from grainmill._lazy_names import lazy_names
 from grainmill._plan.transforms import (
     Batch,
     DatasetSelectionMap,
@@ -27,20 +27,18 @@ if TYPE_CHECKING:
     from grainmill._parsing.tokenize import Tokenize
 else:
     # Imported when they are used, as few programs need them.
-    _MODULES = {
-        "DecodeImage": "grainmill._images",
-        "DecodeRandomCrop": "grainmill._images",
-        "Feature": "grainmill._parsing.example",
-        "JsonField": "grainmill._parsing.json",
-        "ParseExample": "grainmill._parsing.example",
-        "ParseJson": "grainmill._parsing.json",
-        "Tokenize": "grainmill._parsing.tokenize",
-    }
-
-    def __getattr__(name: str) -> object:
-        if name in _MODULES:
-            return getattr(importlib.import_module(_MODULES[name]), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "DecodeImage": "grainmill._images",
+            "DecodeRandomCrop": "grainmill._images",
+            "Feature": "grainmill._parsing.example",
+            "JsonField": "grainmill._parsing.json",
+            "ParseExample": "grainmill._parsing.example",
+            "ParseJson": "grainmill._parsing.json",
+            "Tokenize": "grainmill._parsing.tokenize",
+        },
+    )
 
 
 __all__ = [

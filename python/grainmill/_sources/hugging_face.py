@@ -445,7 +445,7 @@ class HuggingFaceIterDataset(IterDataset[Any]):
     Example:
         >>> import datasets
         >>> stream = datasets.Dataset.from_dict({"n": [1, 2, 3]}).to_iterable_dataset()
-        >>> ds = grain.experimental.HuggingFaceIterDataset(stream).map(lambda row: row["n"])
+        >>> ds = grain.sources.HuggingFaceIterDataset(stream).map(lambda row: row["n"])
         >>> list(ds)
         [1, 2, 3]
     """

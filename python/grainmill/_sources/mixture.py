@@ -48,7 +48,7 @@ def parse_mixture(text: str) -> dict[str, Fraction]:
             not, or a weight is not positive.
 
     Example:
-        >>> weights = grain.experimental.parse_mixture("web/*:0.3; C:/books@8:0.7")
+        >>> weights = grain.sources.parse_mixture("web/*:0.3; C:/books@8:0.7")
         >>> {path: str(weight) for path, weight in weights.items()}
         {'web/*': '3/10', 'C:/books@8': '7/10'}
     """
@@ -111,7 +111,7 @@ def mix_from_text(
 
     Example:
         >>> parts = {"a": grain.MapDataset.range(3), "b": grain.MapDataset.range(10, 17)}
-        >>> list(grain.experimental.mix_from_text("a:0.3;b:0.7", parts.get))
+        >>> list(grain.sources.mix_from_text("a:0.3;b:0.7", parts.get))
         [0, 10, 11, 1, 12, 13, 2, 14, 15, 16]
     """
     weights = parse_mixture(text)
