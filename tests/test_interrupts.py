@@ -4,7 +4,6 @@ import contextlib
 import functools
 import gc
 import io
-import itertools
 import linecache
 import os
 import random
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import effort
 import numpy as np
+import pipelines
 import pytest
 from pipelines import add_one, build, encode
 from stages import STAGES
@@ -50,6 +50,20 @@ MORE = {
         operations=[AddOne(), grain.transforms.Batch(4)],
         worker_count=0,
     ),
+    "whole_blocks_mixed": lambda: MapDataset.mix(
+        [MapDataset.range(15).map(WholeBlocks()), MapDataset.range(15).map(WholeBlocks())]
+    ).to_iter_dataset(INLINE),
+}
+USERS_ITERATORS = ["user_iter_in_the_middle", "user_iter_source", "user_iter_mixed"]
+# Users' iterators of all kinds, in which signals come, too.
+USERS = {
+    **{name: functools.partial(build, grain, STAGES[name]) for name in USERS_ITERATORS},
+    "outputs": lambda: experimental.FlatMapIterDataset(inline(0, 9), Outputs()),
+    "outputs_by_index": lambda: experimental.FlatMapMapDataset(
+        MapDataset.range(9), Outputs()
+    ).to_iter_dataset(INLINE),
+    "answers": lambda: MapDataset.source(Answers()).to_iter_dataset(INLINE).batch(4),
+    "functions": lambda: MapDataset.range(30).map(add_one).to_iter_dataset(INLINE).map(add_one),
 }
 
 
@@ -72,6 +86,41 @@ class Blocks:
 
     def __getitems__(self, indices):
         return [np.array(index) for index in indices]
+
+
+class Few:
+    """Its iterators are objects of Python, which signals may interrupt."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __iter__(self):
+        return FewIterator(self.values)
+
+
+class FewIterator:
+    def __init__(self, values):
+        self.values = list(values)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self.values:
+            raise StopIteration
+        return self.values.pop(0)
+
+
+class Outputs(experimental.FlatMapTransform):
+    max_fan_out = 3
+
+    def flat_map(self, element):
+        return Few([element] * (element % 4))
+
+
+class Answers(Blocks):
+    def __getitems__(self, indices):
+        return Few([np.array(index) for index in indices])
 
 
 SIGNALS = ["thread_prefetch", "main_job", "interleave", "user_iter_mixed", "operations"]
@@ -100,22 +149,74 @@ def inline(start, stop):
 
 
 def dataset_of(name):
-    return MORE[name]() if name in MORE else build(grain, STAGES[name])
+    make = MORE.get(name) or USERS.get(name)
+    return build(grain, STAGES[name]) if make is None else make()
 
 
 class Preempted(Exception):  # noqa: N818 - a name that trainers use
     """What a trainer's own signal handler raises."""
 
 
-class Interrupt:
-    """Raises `kind` at the `at`-th place in the package: before a line, or after a call of C.
+# What handlers raise: also what ends data, or what this package itself catches.
+KINDS = [
+    Preempted,
+    KeyboardInterrupt,
+    StopIteration,
+    StopAsyncIteration,
+    GeneratorExit,
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+]
 
-    Garbage collection is disabled meanwhile: it would run `__del__` of iterators of other tests,
-    and Python ignores exceptions in those.
+
+@contextlib.contextmanager
+def raising(kind):
+    """Expects that `kind` is raised, or what Python and this package replace `StopIteration` by."""
+    try:
+        yield
+    except kind:
+        pass
+    except RuntimeError as failure:
+        if not (kind is StopIteration and isinstance(failure.__cause__, kind)):
+            raise
+
+
+def is_in_package(code):
+    return PACKAGE in code.co_filename
+
+
+def is_users(code):
+    """Whether `code` is that of a user's function or iterator, rather than of the test itself."""
+    names = {pipelines.__file__, __file__}
+    return code.co_filename in names and code is not Interrupt.__exit__.__code__
+
+
+def is_in_finalizer(frame):
+    """Whether Python ignores what is raised in the function that `frame` runs."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or "weakref" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+class Interrupt:
+    """Raises `kind` at the `at`-th place: before a line, or after a call of C.
+
+    They are counted in the code for which `is_place` is true. Garbage collection is disabled
+    meanwhile: it would run `__del__` of iterators of other tests, and Python ignores exceptions in
+    those.
     """
 
-    def __init__(self, at, kind, place):
+    def __init__(self, at, kind, place, is_place=is_in_package):
         self.left = at
+        self.is_place = is_place
         self.kind, self.place = kind, place
         self._set = sys.settrace if place == "line" else sys.setprofile
         self._event = place
@@ -132,11 +233,13 @@ class Interrupt:
         gc.enable()
 
     def _trace(self, frame, event, _):
-        if PACKAGE not in frame.f_code.co_filename:
+        if not self.is_place(frame.f_code):
             return None
         if event == self._event and not self._leaves_with(frame):
             self.left -= 1
-            if not self.left:
+            if not self.left and is_in_finalizer(frame):
+                self.left = 1  # the next place
+            elif not self.left:
                 self._set(None)
                 raise self.kind
         return self._trace
@@ -153,41 +256,45 @@ class Interrupt:
 @pytest.mark.parametrize("place", ["line", "c_return"])
 @pytest.mark.parametrize("name", [*NAMES, *MORE])
 def test_nothing_is_lost_or_repeated_after_an_interrupt(name, place):
-    check(name, [KeyboardInterrupt, Preempted], place, effort.cases(2, 120), 5)
+    check(name, place, effort.cases(2, 120), 5)
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_nothing_is_lost_or_repeated_after_an_interrupt_of_a_users_code(name):
+    check(name, "line", effort.cases(4, 120), 10, is_users)
 
 
 @pytest.mark.parametrize("place", ["line", "c_return"])
 @pytest.mark.parametrize("name", WORKERS)
 def test_nothing_is_lost_or_repeated_after_an_interrupt_with_workers(name, place):
-    check(name, [Preempted], place, effort.cases(1, 25), 2)
+    check(name, place, effort.cases(1, 25), 2)
 
 
-def check(name, kinds, place, num_elements, num_places):
+def check(name, place, num_elements, num_places, is_place=is_in_package):
     """Interrupts the `next` of some elements, each at places drawn by chance or at the first ones.
 
-    The kinds of exceptions take turns. Which elements they are is drawn as well.
+    Which elements they are, and the kinds of exceptions, are drawn as well.
     """
     dataset = dataset_of(name)
     expected = [encode(element) for element in dataset]
     draw = random.Random(f"{name} {place} {effort.SEED}")
-    kinds = itertools.cycle(kinds)
     for nth in range(num_elements):
         num_before = draw.randrange(len(expected))
-        last = count_places(dataset, num_before, place)
+        last = count_places(dataset, num_before, place, is_place)
         places = [2 * nth + 1, 2 * nth + 2] if nth < 2 else []  # the first four of all
         if last:
             places += [draw.randint(1, last) for _ in range(num_places - len(places))]
         for at in places:
             if at <= last:
-                interrupt = Interrupt(at, next(kinds), place)
+                interrupt = Interrupt(at, draw.choice(KINDS), place, is_place)
                 check_place(dataset, expected, num_before, interrupt)
 
 
-def count_places(dataset, num_before, place):
+def count_places(dataset, num_before, place, is_place):
     iterator = iter(dataset)
     for _ in range(num_before):
         next(iterator)
-    with Interrupt(0, None, place) as counter:
+    with Interrupt(0, None, place, is_place) as counter:
         next(iterator)
     iterator.close()
     return -counter.left
@@ -196,9 +303,9 @@ def count_places(dataset, num_before, place):
 def check_place(dataset, expected, num_before, interrupt):
     iterator = iter(dataset)
     found = [encode(next(iterator)) for _ in range(num_before)]
-    where = f"{num_before} elements, then place {interrupt.left}"
+    where = f"{num_before} elements, then {interrupt.kind} at place {interrupt.left}"
     element = None
-    with interrupt, contextlib.suppress(interrupt.kind):
+    with raising(interrupt.kind), interrupt:
         element = next(iterator)
     if interrupt.left <= 0:
         assert element is None, f"suppressed, or to be raised later: {where}"
@@ -232,13 +339,7 @@ def is_free_for_others(iterator):
     return all(found)
 
 
-def runs_finalizer(frame):
-    """Whether Python ignores what is raised in the function that `frame` runs."""
-    code = frame.f_code
-    return code.co_name == "__del__" or "weakref" in code.co_filename
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, Preempted, IndexError])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Preempted, IndexError, StopIteration])
 @pytest.mark.parametrize("name", [*SIGNALS, *QUICK])
 def test_nothing_is_lost_where_signals_come(name, kind):
     make = QUICK.get(name) or functools.partial(iter, dataset_of(name))
@@ -249,11 +350,8 @@ def test_nothing_is_lost_where_signals_come(name, kind):
 
     def interrupt(_, frame):
         # A thread that is slow to take its turn may bring the signal after `next` has returned.
-        if waiting and frame.f_code.co_filename != __file__:
-            while frame is not None and not runs_finalizer(frame):
-                frame = frame.f_back
-            if frame is None:
-                raise kind
+        if waiting and frame.f_code.co_filename != __file__ and not is_in_finalizer(frame):
+            raise kind
 
     before = signal.signal(signal.SIGALRM, interrupt)
     gc.disable()  # Python ignores what is raised while it collects
@@ -262,15 +360,15 @@ def test_nothing_is_lost_where_signals_come(name, kind):
             iterator, found = make(), []
             while len(found) < len(expected):
                 element = None
-                try:
-                    waiting = True
-                    signal.setitimer(signal.ITIMER_REAL, moments.uniform(2e-5, 4e-4))
-                    element = next(iterator)
-                except kind:
-                    num_interrupts += 1
-                finally:
-                    waiting = False
-                    signal.setitimer(signal.ITIMER_REAL, 0)
+                with raising(kind):
+                    try:
+                        waiting = True
+                        signal.setitimer(signal.ITIMER_REAL, moments.uniform(2e-5, 4e-4))
+                        element = next(iterator)
+                    finally:
+                        waiting = False
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                num_interrupts += element is None
                 if element is not None:
                     found.append(encode(element))
             assert found == expected

@@ -1,6 +1,7 @@
-"""Rules for imports between layers, and for starting threads, checked in the sources."""
+"""Rules for imports between layers, starting threads and exceptions, checked in the sources."""
 
 import ast
+import builtins
 import functools
 import graphlib
 import re
@@ -26,11 +27,10 @@ CORE_LAYERS = [
     {"pipeline"},
 ]
 FACE_LAYERS = [
-    {"_native"},
+    {"_interrupts", "_native"},
     {
         "_atomic_file",
         "_example",
-        "_interrupts",
         "_lazy_dataclass",
         "_lazy_names",
         "_memory",
@@ -100,6 +100,22 @@ FACE_THREADS = {
     "_threads.py",
     # Where workers cannot be forked, a thread of each waits for the parent's end.
     "_workers/zygote.py",
+}
+
+# What `map` and `filter` may call: nothing of Python's, as a `StopIteration` of a signal handler
+# would end them unseen.
+MAPPED = {"None", "attrgetter", "id", "int", "is_", "len", "lock", "np", "opened", "repr", "self"}
+MAPPED |= {"str", "sum", "type"}
+# Where the user has no signal handlers: in commands and workers.
+WITHOUT_HANDLERS = ("_beam/", "_tools/", "_workers/")
+# What computes elements: it asks of each exception of a common class whether a handler raised it.
+ELEMENTS = ("_evaluate/", "_iterators/", "_stages/")
+# Files that need not ask in some places, and why.
+UNASKED = {
+    "_evaluate/block_job.py": "in workers",
+    "_iterators/pipeline_job.py": "in workers",
+    "_iterators/cursor.py": "in workers: where a state is pickled",
+    "_iterators/thread_prefetch.py": "in a thread",
 }
 
 STARTS_THREADS = {
@@ -358,6 +374,46 @@ def test_plan_nodes_know_no_thread():
                 "queue",
                 "multiprocessing",
             }
+
+
+# --- exceptions -------------------------------------------------------------------------------
+
+
+def syntax_of_face():
+    """(file, node of its syntax) of every node in the package."""
+    for path in sorted(FACE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            yield str(path.relative_to(FACE)), node
+
+
+def test_map_calls_nothing_that_a_signal_handler_may_interrupt():
+    for file, node in syntax_of_face():
+        if file.startswith(WITHOUT_HANDLERS) or not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Name) and node.func.id in {"map", "filter"}:
+            called = re.split(r"\W", ast.unparse(node.args[0]))[0]
+            assert called in MAPPED, f"{file}:{node.lineno} maps {called}"
+
+
+def is_common(kind):
+    """Whether `except kind` catches what a signal handler may raise, but not everything."""
+    names = set(re.findall(r"\w+", ast.unparse(kind)))
+    return "BaseException" not in names and any(
+        isinstance(getattr(builtins, name, None), type) for name in names
+    )
+
+
+def test_who_catches_a_common_class_lets_signal_handlers_raise_it():
+    for file, node in syntax_of_face():
+        if not file.startswith(ELEMENTS) or file in UNASKED:
+            continue
+        if isinstance(node, ast.Call):
+            assert ast.unparse(node.func) != "contextlib.suppress", f"{file}:{node.lineno}"
+        elif isinstance(node, ast.ExceptHandler) and is_common(node.type):
+            raises = any(isinstance(each, ast.Raise) and not each.exc for each in node.body)
+            text = ast.unparse(node)
+            asks = "raise_interrupt(" in text or "is_interrupt(" in text
+            assert raises or asks, f"{file}:{node.lineno} catches {ast.unparse(node.type)}"
 
 
 # --- cycles -----------------------------------------------------------------------------------

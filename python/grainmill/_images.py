@@ -202,9 +202,9 @@ class DecodeImage(_Decoder, Map):
         Args:
             elements: The bytes of images, or dicts that contain them.
         """
-        images = list(map(self._image_of, elements))
+        images = [self._image_of(element) for element in elements]
         pixels = self._native.decode_block(images, self._crops_of(images), self._size)
-        return list(map(self._with_pixels, elements, pixels))
+        return [self._with_pixels(*pair) for pair in zip(elements, pixels, strict=True)]
 
     # So blocks are not made longer to see whether that helps.
     _costs_by_element = True
@@ -224,7 +224,7 @@ class DecodeImage(_Decoder, Map):
                 lists.append((target, values))
             elif copy_rows(target, values, at, hot=True) < len(values):
                 return False
-        images = list(map(self._image_of, elements))
+        images = [self._image_of(element) for element in elements]
         if not self._native.fill(images, self._crops_of(images), self._size, rows, at):
             return False
         for target, values in lists:
@@ -232,7 +232,11 @@ class DecodeImage(_Decoder, Map):
         return True
 
     def _crops_of(self, images: list[bytes]) -> list[Box | None]:
-        return [None] * len(images) if self._crop is None else list(map(self._crop_of, images))
+        return (
+            [None] * len(images)
+            if self._crop is None
+            else [self._crop_of(image) for image in images]
+        )
 
     def _crop_of(self, image: bytes) -> Box | None:
         return None if self._crop is None else self._box(*self._native.size(image))

@@ -3,6 +3,10 @@
 An interrupt may occur between any two instructions, so it says nothing about the element in flight,
 and what it interrupts may be half done: it is neither delayed nor suppressed, no stage is named in
 a note on it, and stages return to the last element delivered before they are used again.
+
+It may be of any class, also of one by which Python or this package know that data end. So whoever
+catches such a class on the way of an element must ask whether it is an interrupt. A `StopIteration`
+is replaced as soon as it is caught, as Python does in generators: on its way it would end a loop.
 """
 
 from __future__ import annotations
@@ -10,23 +14,30 @@ from __future__ import annotations
 import functools
 import signal
 from opcode import opname
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from types import CodeType, FrameType, TracebackType
 
 
 _HAS_VARARGS: Final = 0x04  # `inspect.CO_VARARGS`
+STOPPED: Final = "a signal handler raised StopIteration"
+_STOPS: Final = (StopIteration, StopAsyncIteration)
 _SIGNALS: Final = [int(number) for number in signal.valid_signals()]  # listing them takes long
 
 
 def is_interrupt(failure: BaseException) -> bool:
     """Whether `failure` is no `Exception`, or was raised by a signal handler (or by a tracer).
 
-    The interpreter passes the frame that it interrupts to those, as no other caller does.
+    The interpreter passes the frame that it interrupts to those, as no other caller does. What
+    generators, and `raise_interrupt`, raise in place of a `StopIteration` counts as that.
     """
     if not isinstance(failure, Exception):
         return True
+    if isinstance(failure, RuntimeError) and isinstance(failure.__cause__, _STOPS):
+        return is_interrupt(failure.__cause__)
     handlers = _handlers()
     traceback = failure.__traceback__
     while traceback is not None:
@@ -69,7 +80,10 @@ def _takes_interrupted_frame(frame: FrameType) -> bool:
 
 
 class suppressed:  # noqa: N801 - used as `contextlib.suppress` is
-    """`contextlib.suppress(Exception)` that lets interrupts pass."""
+    """`contextlib.suppress`, of any `Exception` by default, that lets interrupts pass."""
+
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds or (Exception,)
 
     def __enter__(self) -> None:
         pass
@@ -80,13 +94,36 @@ class suppressed:  # noqa: N801 - used as `contextlib.suppress` is
         failure: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        return failure is not None and not is_interrupt(failure)
+        return isinstance(failure, self._kinds) and not is_interrupt(failure)
 
 
 def raise_interrupt(failure: BaseException) -> None:
     """Raises `failure` again if it is an interrupt; for handlers that go on with something else."""
     if is_interrupt(failure):
+        if isinstance(failure, StopIteration):
+            raise RuntimeError(STOPPED) from failure
         raise failure
+
+
+def next_of(iterator: Iterator[Any], end: object) -> Any:
+    """`next(iterator, end)` for an iterator of a user, which a signal handler does not end."""
+    try:
+        return next(iterator)
+    except StopIteration as stop:
+        raise_interrupt(stop)
+        return end
+
+
+def listed(values: Iterable[Any]) -> list[Any]:
+    """`list(values)` for values of a user, which a signal handler does not end."""
+    iterator = iter(values)
+    if not isinstance(type(iterator).__next__, FunctionType):  # no handler runs in it
+        return list(iterator)
+    found: list[Any] = []
+    end = object()
+    while (value := next_of(iterator, end)) is not end:
+        found.append(value)
+    return found
 
 
 def came_after_call(failure: BaseException) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
 from typing import TYPE_CHECKING
+
+from grainmill._interrupts import suppressed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,6 +84,6 @@ def _ancestor_limits(mount: Path, mount_root: str, path: str, name: str) -> Iter
 
 
 def _lines(file: Path) -> list[str]:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
+    with suppressed(OSError, UnicodeDecodeError):
         return file.read_text("utf-8").splitlines()
     return []

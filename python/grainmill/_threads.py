@@ -15,6 +15,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from grainmill._interrupts import raise_interrupt
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -58,7 +60,8 @@ def call_on_new_thread(call: Callable[[], object]) -> None:
     """
     try:
         _thread.start_new_thread(call, ())
-    except RuntimeError:  # too many threads, or interpreter shutdown
+    except RuntimeError as failure:  # too many threads, or interpreter shutdown
+        raise_interrupt(failure)
         call()
 
 

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from grainmill._interrupts import raise_interrupt
+
 _LEAVES: Final = frozenset({np.ndarray, int, float, bool, complex, str, bytes})
 
 
@@ -99,7 +101,7 @@ def map_structure(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
         if found != structure:
             raise ValueError(f"trees must have the same structure, got {tree!r} and {other!r}")
         columns.append(more)
-    return structure.unflatten(map(function, *columns))
+    return structure.unflatten([function(*leaves) for leaves in zip(*columns, strict=True)])
 
 
 def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Any:
@@ -163,8 +165,9 @@ def _ordered(names: Iterable[Any]) -> tuple[Any, ...]:
         return names
     try:
         return tuple(sorted(names))
-    except TypeError:  # keys that cannot be compared keep the order of the dict
-        return names
+    except TypeError as failure:
+        raise_interrupt(failure)
+        return names  # keys that cannot be compared keep the order of the dict
 
 
 def _key_entries(names: Iterable[Any]) -> tuple[str, ...]:

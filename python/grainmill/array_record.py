@@ -14,6 +14,7 @@ from typing import NamedTuple, Self, overload
 import numpy as np
 
 from grainmill import _native
+from grainmill._interrupts import raise_interrupt
 from grainmill._native import ArrayRecordWriter
 from grainmill._url import shown
 
@@ -325,7 +326,8 @@ class ArrayRecordReader:
                 records = pending[1].finish()
             else:
                 records = files.read(np.arange(block.start, block.stop, dtype=np.int64))
-        except RuntimeError:
+        except RuntimeError as failure:
+            raise_interrupt(failure)
             # One of them is damaged; those before it are still readable.
             return [files.read_one(self._next_index)]
         following = next(blocks, None)

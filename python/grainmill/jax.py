@@ -124,7 +124,7 @@ class DevicePut(transforms.Map):
         Args:
             element: An element whose leaves are arrays or numbers.
         """
-        if not any(map(_spans_processes, jax.tree.leaves(self.device))):
+        if not any(_spans_processes(leaf) for leaf in jax.tree.leaves(self.device)):
             return jax.device_put(element, self.device)
         return jax.tree.map(_placed, self.device, element)
 

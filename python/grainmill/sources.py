@@ -231,7 +231,7 @@ class ArrayRecordDataSource(RecordFilesSource[bytes]):
         from grainmill._sources.tfds import read_directory  # noqa: PLC0415
 
         found = read_directory(path, split)
-        source = cls(list(map(_Instruction, found.paths)))
+        source = cls([_Instruction(path) for path in found.paths])
         source._named = found.paths
         source._features = found.features
         return source

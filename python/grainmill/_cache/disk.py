@@ -281,6 +281,7 @@ class DiskStore:
             try:
                 self._append(index, records)
             except (OSError, GrainmillError) as failure:
+                raise_interrupt(failure)
                 self._stop_writing(failure)
             except BaseException:  # the part may have a record more than `_own`
                 self._forget_open_part()
@@ -316,6 +317,7 @@ class DiskStore:
         try:
             self._finish_part(self._writer)
         except (OSError, GrainmillError) as failure:
+            raise_interrupt(failure)
             # Whoever finished the cache has removed what was unfinished.
             is_finished = (self._directory / files.MANIFEST).exists()
             self._stop_writing(None if is_finished else failure)

@@ -64,7 +64,7 @@ class Fingerprint(NamedTuple):
         stages = pipeline.described(node)
         code = [[_name(step), _digest_of(step)] for step in node.walk_up()]
         text = json.dumps([_FORMAT, kind, stages, code], sort_keys=True)
-        is_private = any(map(_is_far, node.walk_up()))
+        is_private = any(_is_far(step) for step in node.walk_up())
         return cls(hashlib.sha256(text.encode()).hexdigest()[:24], stages, code, is_private)
 
     def share(self, worker: int, count: int) -> Fingerprint:
@@ -197,7 +197,7 @@ class _Hasher:
             for name in names:
                 self._file(name)
             if is_ours:  # other packages may know other services
-                self.add(_native.object_identities(list(filter(is_url, names))))
+                self.add(_native.object_identities([name for name in names if is_url(name)]))
         elif not is_ours:
             self.add(source)
 

@@ -229,14 +229,14 @@ class FinishedFiles:
                 records = self._read_ahead(self._files, start, stop, ahead)
             else:
                 records = self._files.read(np.arange(start, stop, dtype=np.int64))
-            return list(map(decoded, records))
+            return [decoded(record) for record in records]
         except Exception as failure:
             raise_interrupt(failure)
             ahead.clear()
             if stop - start == 1:
                 raise
             # So that elements before the failing one are delivered.
-            return list(map(decoded, [self._files.read_one(start)]))
+            return [decoded(self._files.read_one(start))]
 
     def _read_ahead(self, files: RecordFiles, start: int, stop: int, ahead: Ahead) -> list[bytes]:
         """Records from `start` to `stop` at most; those that follow are in flight then."""
@@ -286,6 +286,7 @@ class SequencePass:
             for record in records:
                 self._write(record)
         except (OSError, GrainmillError) as failure:
+            raise_interrupt(failure)
             files.warn_unwritable(self._store.directory, failure)
             self.abandon()
             return
@@ -325,6 +326,7 @@ class SequencePass:
                 self._directory.rename(target)
                 _atomic_file.sync_directory(target.parent)
         except (OSError, GrainmillError) as failure:
+            raise_interrupt(failure)
             if not (target / files.MANIFEST).exists():
                 files.warn_unwritable(target, failure)
         self.abandon()

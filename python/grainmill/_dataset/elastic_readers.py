@@ -243,7 +243,7 @@ class ByUsersShards(_Reader):
         iterator = self.iterator()
         first, step = self._options.shard_index, self._options.shard_count
         numbers = range(first, first + step * len(self._dataset.shard_states()), step)
-        every = range(1 + max(map(_shard_number, states), default=-1))
+        every = range(1 + max((_shard_number(state) for state in states), default=-1))
         own = _own_states(states, numbers, every if every[first::step] == numbers else numbers)
         before = self.state()
         try:

@@ -15,7 +15,13 @@ from grainmill._dataset.statistics import report_on
 from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate import tuning
 from grainmill._evaluate.fuse import SKIPPED
-from grainmill._interrupts import came_after_call, is_interrupt, raise_interrupt, suppressed
+from grainmill._interrupts import (
+    STOPPED,
+    came_after_call,
+    is_interrupt,
+    raise_interrupt,
+    suppressed,
+)
 from grainmill._iterators.metering import PullMeter
 from grainmill._iterators.open import open_stage
 from grainmill._iterators.position import Position, copy_state, of_state, state_at
@@ -366,7 +372,7 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
                     if is_interrupt(failure):
                         if came_after_call(failure):
                             self._take_back()
-                        raise
+                        raise_interrupt(failure)
                     # An `IndexError`: another thread took it.
             lock, is_held = self._lock, False
             try:
@@ -376,9 +382,10 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
                     lock, is_held = self._acquired(), True
                 if not self._waiting:
                     self._advance()
-            except Exception:
+            except Exception as failure:
                 if is_held:
                     stay_at_exit(lock.release)
+                raise_interrupt(failure)
                 raise
             finally:
                 if is_held:
@@ -464,7 +471,9 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
                     raise closed_error(self._closed_message())  # noqa: TRY301
                 lock = self._lock
                 for is_held in map(lock.acquire, (True,), (tuning.POLL_S,)):  # noqa: B007
-                    pass
+                    break
+                else:  # that of a signal handler has ended the loop
+                    raise RuntimeError(STOPPED)  # noqa: TRY301
             return lock  # noqa: TRY300 - an interrupt may come here
         except BaseException:
             if is_held:

@@ -258,7 +258,7 @@ def _mean(numbers: list[float] | list[int]) -> float:
 def size_of(element: Any) -> int:
     """The bytes of an element: of its arrays, and what Python says of other objects."""
     if isinstance(element, dict):
-        return sum(map(size_of, element.values()))
+        return sum(size_of(value) for value in element.values())
     if isinstance(element, list | tuple):
-        return sum(map(size_of, element))
+        return sum(size_of(item) for item in element)
     return element.nbytes if isinstance(element, np.ndarray) else sys.getsizeof(element)

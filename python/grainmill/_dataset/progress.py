@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from grainmill._dataset.iterator import get_next_index
+from grainmill._interrupts import raise_interrupt
 from grainmill._plan.random_access import PRACTICALLY_ENDLESS
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class ProgressIterator(Iterator[T_co], Generic[T_co]):
             result = move(*args, **named)
             try:
                 self._first = get_next_index(self._iterator)  # type: ignore[arg-type]
-            except (AttributeError, NotImplementedError):
+            except (AttributeError, NotImplementedError) as failure:
+                raise_interrupt(failure)
                 self._first, self._total = 0, None
             self._restart()
             return result
@@ -174,7 +176,8 @@ def progress(
     if total is None:
         try:
             total = len(iterable)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError):
+        except (TypeError, NotImplementedError) as failure:
+            raise_interrupt(failure)
             total = None
         total = None if total is not None and total >= PRACTICALLY_ENDLESS else total
     return ProgressIterator(iter(iterable), total, sys.stderr if file is None else file)
@@ -229,7 +232,8 @@ def _columns_of(file: IO[str]) -> int | None:
     try:
         # Some terminals do not say how wide they are.
         return (os.get_terminal_size(file.fileno()).columns or 80) if file.isatty() else None
-    except (AttributeError, OSError, ValueError):
+    except (AttributeError, OSError, ValueError) as failure:
+        raise_interrupt(failure)
         return None
 
 

@@ -16,6 +16,7 @@ from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.stack import SLOT_BYTES, BatchBuilder, shared_arena
 from grainmill._evaluate.storage import work_clock_s
 from grainmill._evaluate.thread_pool import current_thread_pool
+from grainmill._interrupts import raise_interrupt
 from grainmill._tree import branch, flatten
 
 if TYPE_CHECKING:
@@ -166,7 +167,8 @@ def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluate
             return functools.reduce(_joined, results, _joined(before, part))
         try:
             builder.push(elements)
-        except ValueError:
+        except ValueError as failure:
+            raise_interrupt(failure)
             program.layout = None
             before = program.run(start, at - start)
             return functools.reduce(_joined, results, _joined(before, part))
@@ -185,7 +187,8 @@ def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluate
             program.layout = builder.layout if fits else None
     try:
         batch = builder.finish()
-    except ValueError:
+    except ValueError as failure:
+        raise_interrupt(failure)
         program.layout = None
         return program.run(start, count)
     return BatchBlock(batch, count, exact=builder.is_exact)
@@ -365,7 +368,8 @@ def _unstacked(program: Evaluator, builder: BatchBuilder, start: int, stop: int)
         return Evaluated([], None)
     try:
         rows = BatchBlock(builder.finish(), stop - start, exact=builder.is_exact)
-    except ValueError:
+    except ValueError as failure:
+        raise_interrupt(failure)
         return program.run(start, stop - start)
     return Evaluated(rows.elements(), None) if rows.exact else program.run(start, stop - start)
 

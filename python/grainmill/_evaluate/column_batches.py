@@ -11,6 +11,7 @@ from grainmill._evaluate.batch_blocks import BatchBlock
 from grainmill._evaluate.grouped_sources import GroupedRows
 from grainmill._evaluate.row_source import RowSource, allocated
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
+from grainmill._interrupts import raise_interrupt
 from grainmill._tree import flatten
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ class ColumnBatches:
 
     def __init__(self, whole: Chain) -> None:
         self._chains = _chains_of(whole)
-        self.exist = any(map(_has_rows, self._chains))
-        self.are_all_rows = all(map(_has_rows, self._chains))
+        self.exist = any(_has_rows(chain) for chain in self._chains)
+        self.are_all_rows = all(_has_rows(chain) for chain in self._chains)
         self.run_user_code = any(part.runs_user_code for part in self._chains)
 
     def of(
@@ -82,7 +83,8 @@ class ColumnBatches:
                 if len(builder):
                     parts.append(_Part(positions, builder.finish()))
                     exact = exact and builder.is_exact
-            except ValueError:
+            except ValueError as failure:
+                raise_interrupt(failure)
                 self.exist = False
                 return None
         batch = _scattered(parts, count)

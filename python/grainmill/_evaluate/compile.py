@@ -217,7 +217,7 @@ class _Compiler:
         )
         return grouped(
             [lambda node=node: make(node) for node in nodes],  # type: ignore[misc]
-            runs_user_code=any(map(_runs_user_code, nodes)),
+            runs_user_code=any(_runs_user_code(node) for node in nodes),
         )
 
     def _single_source(self, node: MapNode) -> ElementSource[Any]:
@@ -366,7 +366,7 @@ _SOURCES: dict[
 
 def _runs_user_code(node: Node) -> bool:
     """Whether the plan that ends in `node` calls functions or objects of the user."""
-    return any(map(_is_user_code, node.walk()))
+    return any(_is_user_code(upstream) for upstream in node.walk())
 
 
 def runs_in_engine(node: MapNode) -> bool:

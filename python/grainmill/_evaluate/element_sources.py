@@ -14,7 +14,7 @@ from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import BatchBlock, batched, block_len
 from grainmill._evaluate.fuse import Evaluated, Step, stop_iteration_error
 from grainmill._evaluate.stack import shared_arena, stack
-from grainmill._interrupts import raise_interrupt
+from grainmill._interrupts import listed, raise_interrupt
 from grainmill._native import fill_columns
 from grainmill._plan.notes import add_note, located
 
@@ -220,6 +220,7 @@ def one_by_one(read: Callable[[Any], Any], index: Iterable[Any]) -> Evaluated:
         for i in index:
             elements.append(read(i))  # noqa: PERF401 - a failure keeps the elements before it
     except StopIteration as stop:
+        raise_interrupt(stop)
         failure = stop_iteration_error(stop)
         failure.__cause__ = stop
         return Evaluated(elements, failure)
@@ -267,7 +268,7 @@ class BlockObjectSource(ElementSource[Indices]):
         refusal: Exception | None = None
         try:
             answer = self._source.__getitems__(index.copy())
-            elements = None if isinstance(answer, Mapping | str | bytes) else list(answer)
+            elements = None if isinstance(answer, Mapping | str | bytes) else listed(answer)
             if elements is not None and len(elements) == len(index):
                 return Evaluated(elements, None)
             found = (
@@ -349,14 +350,14 @@ class BatchSource(ElementSource[Indices]):
 
     def start(self, request: Indices) -> list[range | PendingElements]:
         """See `ElementSource.start`; reads are started only on slow storage."""
-        positions = map(self._positions, request.tolist())
+        positions = [self._positions(batch) for batch in request.tolist()]
         if not self._parent.waits_for_storage:
-            return list(positions)
+            return [*positions]
         return [self._parent.start_reads(batch.start, len(batch)) for batch in positions]
 
     def start_beyond(self, request: Indices) -> Any:
         """See `ElementSource.start_beyond`."""
-        positions = map(self._positions, request.tolist())
+        positions = [self._positions(batch) for batch in request.tolist()]
         started = [self._parent.start_beyond(batch.start, len(batch)) for batch in positions]
         return started if any(reads is not None for reads in started) else None
 
@@ -504,7 +505,7 @@ class FlatMapSource(ElementSource[Indices]):
             return ()
         outputs = self._flat_map(element)
         if not isinstance(outputs, Sequence):
-            outputs = list(outputs)
+            outputs = listed(outputs)
         if len(outputs) > self._fan_out:
             raise ValueError(
                 "The user-provided FlatMapTransform has a split that exceeds specified max fan-out "

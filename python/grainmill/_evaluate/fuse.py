@@ -165,12 +165,12 @@ def evaluated(
 
 def until_failure(elements: list[Any], failure: BaseException) -> Evaluated:
     """The elements before `failure`, which is being handled; raises it if it is an interrupt."""
+    if _raises_interrupts and threading.current_thread() is threading.main_thread():
+        raise_interrupt(failure)  # it is not delayed until its element is delivered
     if isinstance(failure, StopIteration):
         error = stop_iteration_error(failure)
         error.__cause__ = failure
         return Evaluated(elements, error)
-    if _raises_interrupts and threading.current_thread() is threading.main_thread():
-        raise_interrupt(failure)  # it is not delayed until its element is delivered
     return Evaluated(elements, failure)
 
 

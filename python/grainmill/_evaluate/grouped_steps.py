@@ -71,7 +71,8 @@ class _BlocksOfDatasets:
         for dataset, own in places.items():
             inputs, block = [elements[at] for at in own], self._blocks[dataset]
             if block is None or len(inputs) == 1:
-                results = list(map(self._functions[dataset], inputs))
+                function = self._functions[dataset]
+                results = [function(element) for element in inputs]
             else:
                 results = checked_block(block(inputs), len(inputs), block)
             for at, result in zip(own, results, strict=True):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from grainmill._evaluate.thread_pool import ThreadPool, Totals
 from grainmill._evaluate.tuner import Tuner
+from grainmill._interrupts import raise_interrupt
 
 if TYPE_CHECKING:
     from grainmill._evaluate.thread_pool import Task, Turns
@@ -140,11 +141,12 @@ class _CommonPool(ThreadPool):
         while True:
             try:
                 return tasks.popleft()
-            except IndexError:
-                pass
+            except IndexError as failure:
+                raise_interrupt(failure)
             try:
                 tasks = self._turns.popleft()
-            except IndexError:
+            except IndexError as failure:
+                raise_interrupt(failure)
                 return None
 
     @property

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
+from grainmill._interrupts import raise_interrupt
 from grainmill._native import Arena, copy_rows, scalars_to_rows
 from grainmill._tree import Branch, branch, map_structure
 from grainmill._workers.main_classes import is_receivers_container
@@ -372,8 +373,8 @@ class _IndexedColumn(_BranchColumn):
         if alike and set(map(len, values)) == {len(self._names)}:
             try:
                 return [[value[name] for value in values] for name in self._names]
-            except KeyError:
-                pass  # the general method finds the element
+            except KeyError as failure:
+                raise_interrupt(failure)  # the general method finds the element
         return super()._columns(values, at)
 
 
@@ -519,6 +520,7 @@ def _stacked(values: list[Any], path: str) -> tuple[Any, bool]:
     try:
         return np.stack(arrays), False
     except TypeError as error:  # no common dtype, as for dates and numbers
+        raise_interrupt(error)
         row = next(i for i, array in enumerate(arrays) if array.dtype != arrays[0].dtype)
         found = f"{_described(values[row])} ({error})"
         raise _UnlikeError(path, row, _described(values[0]), found) from error

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.storage import work_clock_s
+from grainmill._interrupts import raise_interrupt
 from grainmill._stats.meters import PoolUse
 from grainmill._stats.thread_clock import ThreadClock, ThreadTimes
 from grainmill._threads import start_thread
@@ -305,7 +306,8 @@ class ThreadPool:
         """Removes and returns the oldest task."""
         try:
             return self._queue.popleft()
-        except IndexError:  # `drop` takes no lock
+        except IndexError as failure:  # `drop` takes no lock
+            raise_interrupt(failure)
             return None
 
     def _next_thread(self) -> int | None:
@@ -363,6 +365,7 @@ class ThreadPool:
         except BaseException as failure:
             worker.stop()  # if this is an interrupt, it may have started
             del self._workers[number:]
+            raise_interrupt(failure)
             if not number or not isinstance(failure, RuntimeError):
                 raise
             # The threads that exist run all tasks.

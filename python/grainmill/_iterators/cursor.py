@@ -36,7 +36,8 @@ class _StartState:
         if not self.is_known:
             try:
                 state = self._stage.state()
-            except Exception:
+            except Exception as failure:
+                raise_interrupt(failure)
                 if not self.is_known:
                     raise
             else:

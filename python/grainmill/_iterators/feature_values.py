@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from grainmill._interrupts import raise_interrupt
+
 
 class FeatureValues:
     """Converts the value of a feature that is not a plain array; the packer calls its methods.
@@ -54,7 +56,8 @@ class FeatureValues:
         if trailing is not None and array.shape[1:] != trailing:
             try:
                 array = np.broadcast_to(array, (array.shape[0], *trailing))
-            except ValueError:
+            except ValueError as failure:
+                raise_interrupt(failure)
                 raise ValueError(
                     f"values of the feature `{self._names[feature]}` have shape {trailing} in this "
                     f"batch, got {array.shape[1:]}"
@@ -71,7 +74,8 @@ class FeatureValues:
         """
         try:
             common = np.result_type(of_rows, of_values)
-        except TypeError:
+        except TypeError as failure:
+            raise_interrupt(failure)
             common = None
         # NumPy would write numbers as text.
         if common is None or (common.kind in "SU" and {of_rows.kind, of_values.kind} - {*"SU"}):
@@ -121,7 +125,8 @@ class FeatureValues:
             is_same = np.array_equal(
                 cells, np.broadcast_to(value, trailing), equal_nan=dtype.kind in "fc"
             )
-        except (OverflowError, TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError) as failure:
+            raise_interrupt(failure)
             is_same = False
         if not is_same:
             raise ValueError(

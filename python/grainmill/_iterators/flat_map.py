@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from grainmill._checkpoint.ends import CutCount
-from grainmill._interrupts import raise_interrupt
+from grainmill._interrupts import listed, raise_interrupt
 from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.cut import Cut
 from grainmill._iterators.node import Origin, SequentialNode, runs
@@ -112,7 +112,7 @@ class FlatMapStage(Stage):
         try:
             outputs = self._split(self._element)
             if not hasattr(outputs, "__len__"):  # a generator
-                outputs = list(outputs)
+                outputs = listed(outputs)
         except Exception as failure:
             raise_interrupt(failure)
             note_stage(failure, self._node, self._before, self._cursor.position())

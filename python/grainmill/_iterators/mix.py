@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
-from grainmill._interrupts import raise_interrupt
+from grainmill._interrupts import raise_interrupt, suppressed
 from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.lazy_block import PULL_SIZE, lazy_block
 from grainmill._iterators.node import Origin, SequentialNode, origins, runs, starts
@@ -198,7 +197,7 @@ class MixStage(Stage):
         if self._names is not None and self._starts is None:
             self._starts = [None] * len(self._cursors)
             for number, cursor in enumerate(self._cursors):
-                with contextlib.suppress(NotImplementedError):
+                with suppressed(NotImplementedError):
                     self._starts[number] = cursor.state()
 
     def state(self) -> State:

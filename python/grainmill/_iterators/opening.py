@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from grainmill._interrupts import raise_interrupt
+from grainmill._interrupts import raise_interrupt, suppressed
 from grainmill._plan.closing import closed_error
 from grainmill._threads import start_thread
 
@@ -164,5 +163,5 @@ class _Opening:
 
 
 def _close(stage: Stage) -> None:
-    with contextlib.suppress(Exception):  # it was never used: there is no caller to report to
+    with suppressed():  # it was never used: there is no caller to report to
         stage.close()

@@ -12,6 +12,7 @@ from grainmill._evaluate.batch_blocks import BatchBlock
 from grainmill._evaluate.compile import runs_in_engine
 from grainmill._evaluate.executor import Blocks, Budget, Executor
 from grainmill._evaluate.program import Program
+from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.drops import DropWatch
 from grainmill._iterators.lazy_block import PULL_SIZE
 from grainmill._iterators.node import CALLER, UNKNOWN, Length, Origin, SequentialNode, counted
@@ -76,7 +77,8 @@ class Read(SequentialNode):
             drops = any(upstream.drops_elements for upstream in self.walk())
             length = random_access(self.parent).length
             return Length(length, exact=self.allow_nones or not drops)
-        except Exception:  # a user's dataset or source may have none
+        except Exception as failure:  # a user's dataset or source may have none
+            raise_interrupt(failure)
             return UNKNOWN
 
     def place_of_parents(self, place: str) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from grainmill._interrupts import raise_interrupt
+
 _SHOWN_CHARS = 300
 
 
@@ -97,7 +99,8 @@ def integer(value: Any) -> int | None:
         return None
     try:
         return operator.index(value)
-    except TypeError:
+    except TypeError as failure:
+        raise_interrupt(failure)
         return None
 
 

@@ -7,6 +7,7 @@ import functools
 from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.node import Origin, SequentialNode, origins, runs
 from grainmill._iterators.position import Position, constant_state, state_at
@@ -133,7 +134,8 @@ class StoredCacheStage(Stage):
             points.append(cursor.position())
         try:
             self._store_elements(elements, points)
-        except TypeError:  # one of them cannot be pickled
+        except TypeError as failure:  # one of them cannot be pickled
+            raise_interrupt(failure)
             self._return_to(points[0], self._parent_position - len(elements))
             if len(elements) == 1:
                 raise

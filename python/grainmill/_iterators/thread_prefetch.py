@@ -19,6 +19,7 @@ from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import byte_len
 from grainmill._evaluate.executor import Demand, weak_call
 from grainmill._evaluate.thread_pool import NumberedThread
+from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.metering import PullMeter
 from grainmill._iterators.node import OneToOne, runs
@@ -281,10 +282,10 @@ class _Signal:
     def notify(self) -> None:
         """Wakes the waiting thread."""
         if self._lock.locked():
-            try:  # noqa: SIM105 - at interpreter shutdown, `contextlib` may be empty
+            try:
                 self._lock.release()
-            except RuntimeError:
-                pass  # a finalizer released it in between
+            except RuntimeError as failure:
+                raise_interrupt(failure)  # a finalizer released it in between
 
 
 class PrefetchQueue:

@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from grainmill._evaluate import tuning
-from grainmill._interrupts import raise_interrupt, suppressed
+from grainmill._interrupts import next_of, raise_interrupt, suppressed
 from grainmill._iterators.cursor import END
 from grainmill._iterators.node import Origin, SequentialNode
 from grainmill._iterators.position import copy_state, end_at
@@ -118,7 +118,7 @@ class UserDefinedStage(Stage):
             before = None if last is None else last.read()
         self._last = None
         try:
-            element = next(self._iterator, END)
+            element = next_of(self._iterator, END)
         except Exception as failure:
             raise_interrupt(failure)
             if self._node is not None and _is_users(self._node):

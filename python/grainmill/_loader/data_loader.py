@@ -223,7 +223,7 @@ class DataLoader(Shown, Generic[Loaded_co]):
         if self._numbering() is None:
             stage["source"] = type(self._data_source).__name__
             stage["sampler"] = repr(self._sampler)
-        return [stage, *map(_described_operation, self._operations)]
+        return [stage, *(_described_operation(operation) for operation in self._operations)]
 
     def _numbering(self) -> Numbering | None:
         """How states count positions; `None` if a state is that of the pipeline, unchanged."""

@@ -76,7 +76,8 @@ class _OperatedIterator(DatasetIterator[Any]):
         state = self.get_state()
         try:
             return next(self._output)
-        except StopIteration:
+        except StopIteration as stop:
+            raise_interrupt(stop)
             raise
         except Exception as failure:
             raise_interrupt(failure)
@@ -95,7 +96,8 @@ class _OperatedIterator(DatasetIterator[Any]):
             before = self._parent.get_state()
             try:
                 record = next(self._parent)
-            except StopIteration:
+            except StopIteration as stop:
+                raise_interrupt(stop)
                 return
             self._state_before_last = before
             yield record

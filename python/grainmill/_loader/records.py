@@ -13,6 +13,7 @@ from grainmill._dataset.map_dataset import MapDataset
 from grainmill._evaluate.fuse_blocks import checked_block
 from grainmill._evaluate.program import Program
 from grainmill._evaluate.stack import shared_arena, stack
+from grainmill._interrupts import raise_interrupt
 from grainmill._loader.record import Record, RecordMetadata
 from grainmill._loader.samplers import metadata_of
 from grainmill._plan import transforms
@@ -71,7 +72,8 @@ class SampledRecords:
         for index in indices:
             try:
                 found.append(self._sampler[index])
-            except IndexError:
+            except IndexError as failure:
+                raise_interrupt(failure)
                 if hasattr(self._sampler, "__len__"):
                     raise
                 break

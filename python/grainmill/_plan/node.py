@@ -154,7 +154,7 @@ class Node:
         """
         if not self.parents:
             raise ValueError(f"Cannot slice `IterDataset` source. {self._source_type()}")
-        return self.over(tuple(map(share.of, self.parents)))
+        return self.over(tuple([share.of(parent) for parent in self.parents]))
 
     def over(self, parents: tuple[Any, ...]) -> Self:
         """The same stage on other parents."""

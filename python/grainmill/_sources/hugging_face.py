@@ -18,6 +18,7 @@ import numpy as np
 
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
+from grainmill._interrupts import raise_interrupt
 from grainmill._native import GrainmillError
 from grainmill._sources.mapped_table import MappedTable, RequestedRows, num_faults
 from grainmill._sources.paths import expand
@@ -168,6 +169,7 @@ class HuggingFaceDataSource:
             faults_before = num_faults()
             rows = self._rows_at(keys)
         except _FAILURES as failure:
+            raise_interrupt(failure)
             if not self._files or _is_of_system(failure):
                 raise
             if len(keys) > 1:  # to name the row
@@ -334,9 +336,9 @@ def _is_decoded(feature: Any) -> bool:
     if hasattr(feature, "decode_example"):
         return True
     if isinstance(feature, dict):
-        return any(map(_is_decoded, feature.values()))
+        return any(_is_decoded(value) for value in feature.values())
     if isinstance(feature, list | tuple):
-        return any(map(_is_decoded, feature))
+        return any(_is_decoded(item) for item in feature)
     inner = getattr(feature, "feature", None)
     return inner is not None and _is_decoded(inner)
 

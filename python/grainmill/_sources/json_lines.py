@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from grainmill._interrupts import raise_interrupt
 from grainmill._sources.paths import expand_ranges
 from grainmill._sources.record_files import RecordFilesSource, scanned
 from grainmill._sources.suffixes import suffixes_of
@@ -66,14 +67,15 @@ class JsonLinesDataSource(RecordFilesSource[Any]):
         if not self._parse:
             return records
         try:
-            return list(map(json.loads, records))
-        except (ValueError, RecursionError):
-            pass  # parsing one by one finds the line
+            return [json.loads(record) for record in records]
+        except (ValueError, RecursionError) as failure:
+            raise_interrupt(failure)  # parsing one by one finds the line
         return [self._parsed(record, key) for record, key in zip(records, keys, strict=True)]
 
     def _parsed(self, record: bytes, key: int) -> Any:
         try:
             return json.loads(record)
         except (ValueError, RecursionError) as error:
+            raise_interrupt(error)
             path, number = self._record_location(key)
             raise ValueError(f"{path}: record {number}: not valid JSON: {error}") from None

@@ -151,7 +151,7 @@ def mix_from_text(
 
 def _text(text: str) -> str:
     """A path, or a mixture, for messages."""
-    return repr(";".join(map(shown, map(str.strip, text.split(";")))))
+    return repr(";".join([shown(path.strip()) for path in text.split(";")]))
 
 
 def _kind(path: str, dataset: Any) -> type:

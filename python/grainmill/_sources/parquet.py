@@ -213,7 +213,7 @@ class ParquetDataSource:
 
     def __repr__(self) -> str:
         # Saved states contain this text, so it must not change.
-        paths = "\0".join(map(identified, self._paths))
+        paths = "\0".join([identified(path) for path in self._paths])
         digest = hashlib.sha1(paths.encode(), usedforsecurity=False)
         arguments = [f"hash_of_paths={digest.hexdigest()}"]
         if self._columns is not None:

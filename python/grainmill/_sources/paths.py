@@ -143,7 +143,7 @@ def expand_ranges(
 def shown(paths: Sequence[str]) -> str:
     """The argument `paths` for the text of a dataset; of many, the first ones."""
     more = f", ... {len(paths):,} in all" if len(paths) > _MAX_SHOWN else ""
-    return f"paths=[{', '.join(map(_text, paths[:_MAX_SHOWN]))}{more}]"
+    return f"paths=[{', '.join([_text(path) for path in paths[:_MAX_SHOWN]])}{more}]"
 
 
 def _text(path: object) -> str:

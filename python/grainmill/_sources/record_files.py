@@ -152,7 +152,7 @@ class RecordFilesSource(Generic[Element_co]):
     def __repr__(self) -> str:
         """Saved states contain this text, so it must not change."""
         # Each path with its length, so that no two lists of paths give the same text.
-        paths = map(identified, self._paths)
+        paths = [identified(path) for path in self._paths]
         text = "".join(f"{len(path)}:{path}" for path in paths) + repr(self._arguments)
         digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:40]
         return f"{type(self).__name__}(hash_of_paths={digest})"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
+from grainmill._interrupts import raise_interrupt
 from grainmill._native import GrainmillError, TFRecordStream
 from grainmill._sources.paths import expand, shown
 from grainmill._sources.suffixes import suffixes_of
@@ -121,7 +122,8 @@ class _TFRecordFilesIterator(DatasetIterator[bytes]):
         while True:
             try:
                 return next(self._reader)
-            except StopIteration:
+            except StopIteration as stop:
+                raise_interrupt(stop)
                 if self._file_index + 1 == len(self._paths):
                     raise
             self._open(self._file_index + 1)

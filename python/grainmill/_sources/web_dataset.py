@@ -71,7 +71,7 @@ class WebDatasetDataSource(RecordFilesSource[dict[str, Any]]):
         super().__init__(files, scanned("web_dataset", compression, index_dir), (compression,))
 
     def _elements(self, records: list[bytes], keys: Sequence[int]) -> list[Any]:  # noqa: ARG002
-        return list(map(_sample, records))
+        return [_sample(record) for record in records]
 
 
 def _sample(record: bytes) -> dict[str, Any]:

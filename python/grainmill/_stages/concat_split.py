@@ -364,7 +364,7 @@ def _checked(saved: Saved, name: str, ends: Any) -> tuple[int, int]:
     part = f"`remainder_slices` of `{name}`"
     if not isinstance(ends, list | tuple) or len(ends) != len(_NONE):
         raise saved.refusal(part, "must be a list of a start and a stop", ends)
-    if tuple(map(integer, ends)) == _NONE:
+    if tuple([integer(end) for end in ends]) == _NONE:
         return _NONE
     start = saved.checked_index(f"the start in {part}", ends[0])
     stop = saved.checked_index(f"the stop in {part}", ends[1])

@@ -35,7 +35,7 @@ class Zip(SequentialNode):
 
     def spec(self, spec_of: Callable[[Node], Any]) -> Any:
         """See `Node.spec`."""
-        return tuple(map(spec_of, self.parents))
+        return tuple([spec_of(parent) for parent in self.parents])
 
     def _arguments(self) -> str:
         return f"([{len(self.parents)} parents], strict={self.strict})"

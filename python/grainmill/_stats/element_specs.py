@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from grainmill._interrupts import raise_interrupt
+
 
 def spec_of(element: Any) -> Any:  # noqa: PLR0911 - one for each kind of element
     """The spec of an element: its structure with a text for each leaf, as Grain prints it."""
@@ -19,7 +21,7 @@ def spec_of(element: Any) -> Any:  # noqa: PLR0911 - one for each kind of elemen
     if isinstance(element, list | tuple) and not hasattr(element, "_fields"):
         return _sequence_spec(element)
     if hasattr(element, "_fields"):
-        return type(element)(*map(spec_of, element))
+        return type(element)(*[spec_of(item) for item in element])
     if dataclasses.is_dataclass(element) and not isinstance(element, type):
         fields = {
             field.name: spec_of(getattr(element, field.name))
@@ -46,7 +48,7 @@ class SpecText(str):
 def _sequence_spec(element: list[Any] | tuple[Any, ...]) -> Any:
     kinds = {type(item) for item in element}
     if len(kinds) > 1:
-        return type(element)(map(spec_of, element))
+        return type(element)([spec_of(item) for item in element])
     name = type(element).__name__
     item = kinds.pop().__name__ if kinds else ""
     return f"{name}<{item}>{_shape_of(element)}"
@@ -55,5 +57,6 @@ def _sequence_spec(element: list[Any] | tuple[Any, ...]) -> Any:
 def _shape_of(element: list[Any] | tuple[Any, ...]) -> str:
     try:
         return str(list(np.shape(element)))
-    except ValueError:  # ragged
+    except ValueError as failure:  # ragged
+        raise_interrupt(failure)
         return "[unknown shape]"

@@ -363,7 +363,7 @@ class LoopMeter:
             weight += self._num_untimed / num_elements
             self._num_untimed = 0
         total = self._stages[0].extrapolated(own, weight, max(1, num_elements))
-        steps = [list(map(_without_reading, of_step)) for of_step in times]
+        steps = [[_without_reading(each) for each in of_step] for of_step in times]
         sums = [sum(of_step, 0j) for of_step in steps]
         timed = sum(sums, 0j)
         element_bytes = self._byte_len(results[-1]) if results else 0
@@ -506,7 +506,7 @@ class StepsMeter:
             block.num_added[i] += len(times)
             if not times:
                 continue
-            own = list(map(_without_reading, times))
+            own = [_without_reading(each) for each in times]
             stage.min_s = min(stage.min_s, *(each.real for each in own))
             stage.max_s = max(stage.max_s, *(each.real for each in own))
             if not self.counts:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import threading
 import time
 from typing import NamedTuple
 
+from grainmill._interrupts import suppressed
 from grainmill._native import thread_times
 
 _NS = 1e-9
@@ -54,7 +54,7 @@ class ThreadClock:
         self._clock: int | None = None
         path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
         if hasattr(os, "pread"):
-            with contextlib.suppress(OSError):  # another system
+            with suppressed(OSError):  # another system
                 self._statistics = _File(path)
         of_thread = getattr(time, "pthread_getcpuclockid", None)
         if self._statistics is None and of_thread is not None:
@@ -67,7 +67,7 @@ class ThreadClock:
 
     def read(self) -> ThreadTimes:
         """The times until now, or those last read if the thread has ended."""
-        with contextlib.suppress(OSError, ValueError):  # the thread has ended
+        with suppressed(OSError, ValueError):  # the thread has ended
             if self._statistics is not None:
                 self._last = _parsed(os.pread(self._statistics.fileno(), 100, 0))
             elif self._clock is not None:
@@ -96,7 +96,7 @@ class ThreadUse:
         if times is not None:
             cpu_s, waited_s = times
             return ThreadTimes(cpu_s, cpu_s + waited_s)
-        with contextlib.suppress(OSError):
+        with suppressed(OSError):
             if self._clock is not None:
                 cpu_s = time.clock_gettime(self._clock)
                 return ThreadTimes(cpu_s, cpu_s)
