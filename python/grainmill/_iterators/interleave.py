@@ -90,7 +90,7 @@ class Interleave(SequentialNode):
 
         def open_dataset(index: int) -> Stage:
             dataset = self.datasets[index]
-            if not (hasattr(dataset, "to_iter_dataset") or hasattr(dataset, "_plan_node")):
+            if not (hasattr(dataset, "_plan_node") or hasattr(dataset, "to_iter_dataset")):
                 raise TypeError(
                     f"`datasets[{index}]` of {self} must be a dataset, got {dataset!r} of type "
                     f"{type(dataset).__name__}"

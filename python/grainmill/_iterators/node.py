@@ -182,8 +182,9 @@ def counted(count: int, one: str, several: str) -> str:
 
 def plan_of(dataset: Any) -> Node:
     """The plan of one of the datasets that a stage opens."""
-    to_iter_dataset = getattr(dataset, "to_iter_dataset", None)
-    if to_iter_dataset is not None:
-        dataset = to_iter_dataset()
+    # `__getattr__` of ours is not called: `hasattr` would hide what a signal handler raises in it.
+    asked = type(dataset) if hasattr(type(dataset), "_plan_node") else dataset
+    if hasattr(asked, "to_iter_dataset"):
+        dataset = dataset.to_iter_dataset()
     node: Node = dataset._plan_node()  # noqa: SLF001 - datasets share plans
     return node
