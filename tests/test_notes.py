@@ -1,13 +1,17 @@
 """Notes on exceptions name the element, its stage and its record."""
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import pickle
+import random
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from effort import SEED, cases
 from under_test import INLINE, experimental, grain
 
 from grainmill.array_record import ArrayRecordWriter
@@ -209,6 +213,84 @@ def test_part_of_a_mixture_is_the_one_named():
     text, wanted, _ = lines_of(lambda: list(MapDataset.concatenate(parts)))
     assert text.startswith("while computing element 61 of `SourceMapDataset(source=FailingSource)`")
     assert wanted.startswith("for element 161 of `MixedMapDataset[2 parents]`")
+
+
+class Twice(experimental.FlatMapTransform):
+    max_fan_out = 2
+
+    def flat_map(self, element):
+        return [element, element]
+
+
+class Drawn(grain.transforms.DatasetSelectionMap):
+    """Selects at random; the number of elements is that of all datasets."""
+
+    def __init__(self, lengths, draw):
+        places = [(number, at) for number, length in enumerate(lengths) for at in range(length)]
+        self.places = [draw.choice(places) for _ in places]
+
+    def __len__(self):
+        return len(self.places)
+
+    def __getitem__(self, index):
+        return self.places[index % len(self.places)]
+
+
+class Origins:
+    """Random plans of elements that are tuples of the records that they are from, all different."""
+
+    def __init__(self, seed):
+        self.draw = random.Random(seed)
+        self.num_records = 0
+
+    def source(self):
+        start = self.num_records = self.num_records + 100
+        length = self.draw.randrange(3, 9)
+        return MapDataset.range(start, start + length).map(lambda record: (record,))
+
+    def plan(self, depth):
+        if not depth:
+            return self.source()
+        parts = [self.plan(depth - 1) for _ in range(self.draw.randrange(1, 4))]
+        lengths = [len(part) for part in parts]
+        joined = [
+            MapDataset.select_from_datasets(parts, Drawn(lengths, self.draw)),
+            experimental.ZipMapDataset([part[: min(lengths)] for part in parts]).map(concatenated),
+            MapDataset.mix(parts),
+            MapDataset.concatenate(parts),
+            experimental.FlatMapMapDataset(parts[0], Twice()),
+            parts[0].cache(),
+            parts[0].shuffle(seed=depth).repeat(2)[1:],
+        ]
+        return self.draw.choice(joined)
+
+
+def concatenated(tuples):
+    return sum(tuples, ())
+
+
+# How the element at `at` is computed, which the function fails for.
+FAILING = {
+    "index": lambda ds, at, fail: ds.map(fail)[at],
+    "inline": lambda ds, at, fail: list(ds[at:].map(fail).to_iter_dataset(INLINE)),
+    "sequential": lambda ds, at, fail: list(ds[at:].to_iter_dataset(INLINE).map(fail)),
+}
+
+
+def fail_always(_):
+    raise BrokenError("no good")
+
+
+@pytest.mark.parametrize("way", FAILING)
+def test_records_of_joined_datasets_are_named(way):
+    for seed in range(SEED, SEED + cases(40, 3_000)):
+        origins = Origins(seed)
+        ds = origins.plan(origins.draw.randrange(1, 4))
+        at = origins.draw.randrange(len(ds))
+        lines = lines_of(functools.partial(FAILING[way], ds, at, fail_always))
+        found = [re.match(r"from record (\d+) of `Range\w+\(start=(\d+)", line) for line in lines]
+        records = tuple(int(each[1]) + int(each[2]) for each in found if each)
+        assert records == ds[at][:4], (seed, lines)
 
 
 @pytest.mark.parametrize("way", ["inline", "num_workers", "mp_prefetch"])

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from grainmill._plan.node import MapNode, Node
 
 _COLUMN = 0
+# So many records of an element are shown.
+_MAX_SHOWN = 4
 
 
 def add_element_notes(failure: BaseException, node: Node, whole: Chain, position: int) -> None:
@@ -39,16 +41,14 @@ def add_element_notes(failure: BaseException, node: Node, whole: Chain, position
     with suppressed():  # the failure matters more than its notes
         path = list(_path(random_access(node), position))
         failed = path.index(_failed(failure, path, whole))
-        stage, index = path[failed]
+        _, index = path[failed]
         number, text = _numbered(path, failed)
         lines = [f"while computing element {number} of {text}"]
         last = _last(path)
         if path[last][1] != index and last < failed:
             number, text = _numbered(path, last)
             lines.append(f"for element {number} of {text}")
-        if isinstance(stage, plan.Batch):
-            lines.append(_batched(stage, index))
-        add_note(failure, lines + _record(*path[-1]))
+        add_note(failure, lines + _records(*path[-1]))
 
 
 def described(node: Node, first: int, last: int) -> list[str]:
@@ -56,7 +56,7 @@ def described(node: Node, first: int, last: int) -> list[str]:
     paths = [list(_path(random_access(node), at)) for at in (first, last)]
     (start, stage), (end, _) = (_numbered(path, _last(path)) for path in paths)
     if first == last:
-        return [f"from element {start} of {stage}", *_record(*paths[0][-1])]
+        return [f"from element {start} of {stage}", *_records(*paths[0][-1])]
     return [f"from elements {start} to {end} of {stage}"]
 
 
@@ -64,10 +64,6 @@ def computing(node: Node, first: int, last: int) -> tuple[str, list[str]]:
     """What computes the elements `first` to `last` of a plan, and further lines on them."""
     try:
         computed, *lines = described(node, first, last)
-        path = list(_path(random_access(node), first))
-        stage, index = path[_last(path)]
-        if isinstance(stage, plan.Batch) and first == last:
-            lines.insert(0, _batched(stage, index))
     except Exception as failure:
         raise_interrupt(failure)
         return f"while computing element {first}", []
@@ -151,20 +147,37 @@ def _batched(node: plan.Batch, index: int) -> str:
     return f"from elements {start + first} to {start + stop - 1} of {located(parent)}"
 
 
-def _record(node: Node, position: int) -> list[str]:
-    """A note line with the record of an element, if it has only one.
+def _records(node: Node, position: int) -> list[str]:
+    """Note lines with the record of an element, or with those of several that it has.
 
     Many ways may lead to the sources of a plan, so `node` is the last one on that of the element.
     """
     tree = OriginTree(node)
     origins = tree.origins_at(np.array([position], np.int64))
     source: Any = tree.sources[int(origins.source[0])]
-    if source.parents or not isinstance(source, plan.Source | plan.Range | plan.UserDefined):
-        return []
     record, epoch = int(origins.record[0]), int(origins.epoch[0])
+    if source.parents:
+        return _records_of_inputs(source, record + epoch * source.length)
+    if not isinstance(source, plan.Source | plan.Range | plan.UserDefined):
+        return []
     where = located(source)
     place_of = getattr(getattr(source, "source", None), "_record_location", None)
     if place_of is not None:
         with suppressed():
             where, record = place_of(record)
     return [f"from record {record} of {where}" + (f" (epoch {epoch})" if epoch else "")]
+
+
+def _records_of_inputs(node: Any, index: int) -> list[str]:
+    """Note lines with the records, or the elements, that element `index` of a stage is made of."""
+    inputs: list[tuple[Node, int]] = []
+    if isinstance(node, plan.Batch):
+        return [_batched(node, index)]
+    if isinstance(node, plan.Select):
+        with suppressed():  # it is the user's
+            number, at = node.selection[index]
+            inputs = [(node.parents[number], at)]
+    elif isinstance(node, plan.Zip | plan.Cache):
+        inputs = [(parent, index) for parent in node.parents]
+    lines = [line for parent, at in inputs[:_MAX_SHOWN] for line in _records(parent, at)]
+    return lines[:_MAX_SHOWN]
