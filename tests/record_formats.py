@@ -56,6 +56,11 @@ def json_lines(data):
     return [line for line in lines if line.strip(b" \t\r")]
 
 
+def is_binary(data):
+    """Whether what may be lines begins with bytes that no text has."""
+    return re.search(rb"[\0-\x06\x0e-\x1a]", data[:4096]) is not None
+
+
 def samples(data):
     """The samples of a WebDataset file, in order."""
     found = []

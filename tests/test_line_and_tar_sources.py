@@ -18,6 +18,7 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import PIL.Image
+import pyarrow as pa
 import pytest
 import record_formats as formats
 from effort import cases
@@ -62,11 +63,11 @@ def test_lines_match_the_slow_twin(tmp_path_factory, lines, last, how):
         assert list(source) == expected
         backwards = range(len(source))[::-1]
         assert source.__getitems__(backwards) == expected[::-1]
-    if not data.startswith((b"\xff\xfe", b"\xfe\xff")) and how != "none":
-        stream = _native.RecordStream(str(path), "jsonl")
-        assert [
-            record for block in iter(lambda: stream.read(3), []) for record in block
-        ] == expected
+    is_binary = formats.is_binary(data) or data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if is_binary or how == "none":
+        return
+    stream = _native.RecordStream(str(path), "jsonl")
+    assert [record for block in iter(lambda: stream.read(3), []) for record in block] == expected
 
 
 def test_marks_at_the_edges_of_what_is_read_at_once(tmp_path):
@@ -597,6 +598,59 @@ def test_binary_files_are_not_lines(tmp_path, kind, capsys):
         assert not (tmp_path / "out.array_record").exists()
     lines = grain.sources.JsonLinesDataSource(path, compression="none")
     assert list(lines) == formats.json_lines(BINARY[kind])
+
+
+def zstd(data):
+    return pa.compress(data, "zstd", asbytes=True)
+
+
+OUTER = {"gzip": gzip.compress, "zlib": zlib.compress, "zstd": zstd}
+INNER = {**OUTER, "bzip2": bz2.compress, "xz": lzma.compress}
+COMMANDS = (["verify"], ["info"], ["cat"], ["convert", "--quiet"])
+
+
+def check_refused(tmp_path, data, outer, capsys):
+    """Checks that `data`, compressed by `outer`, are not read as lines unless that is demanded."""
+    path = written(tmp_path / ("x.jsonl" if outer == "zlib" else "x.jsonl.gz"), OUTER[outer](data))
+    if outer == "zstd":
+        path = written(tmp_path / "x.jsonl.zst", OUTER[outer](data))
+    else:  # also if there is an index of it
+        lines = grain.sources.JsonLinesDataSource(path, compression=outer)
+        assert list(lines) == formats.json_lines(data)
+        with pytest.raises(grain.GrainmillError, match=r"x\.jsonl.*: decompressed data: "):
+            grain.sources.JsonLinesDataSource(path)
+    with pytest.raises(grain.GrainmillError, match=r"x\.jsonl.*: decompressed data: "):
+        _native.RecordStream(path, "jsonl")
+    for command in COMMANDS:
+        out = [str(tmp_path / "out.array_record")] if command[0] == "convert" else []
+        assert main([*command, path, *out]) != 0, command
+        assert ": decompressed data: " in capsys.readouterr().err or outer == "zstd"
+    assert not (tmp_path / "out.array_record").exists()
+
+
+@pytest.mark.parametrize("outer", OUTER)
+@pytest.mark.parametrize("kind", [*INNER, *BINARY])
+def test_what_is_not_lines_is_refused_inside_of_a_compression(tmp_path, outer, kind, capsys):
+    draw = random.Random(f"{outer} {kind}")
+    for num_lines in (0, 1, draw.randrange(2, 3000)):
+        lines = [json.dumps({"n": draw.random()}).encode() for _ in range(num_lines)]
+        data = b"".join(line + b"\n" for line in lines)
+        check_refused(tmp_path, INNER[kind](data) if kind in INNER else BINARY[kind], outer, capsys)
+        path = written(tmp_path / "x.jsonl.gz", OUTER["gzip"](data))
+        assert list(grain.sources.JsonLinesDataSource(path)) == lines
+
+
+def test_other_formats_that_are_compressed_twice_are_refused(tmp_path):
+    contents = {
+        "tfrecord": formats.tfrecord([b"one"]),
+        "web_dataset": formats.tar([("a.txt", b"1")]),
+    }
+    sources = {"tfrecord": grain.sources.TFRecordDataSource}
+    sources["web_dataset"] = grain.sources.WebDatasetDataSource
+    for kind, source in sources.items():
+        data = gzip.compress(gzip.compress(contents[kind]))
+        with pytest.raises(grain.GrainmillError, match="decompressed data: compressed, too"):
+            source(written(tmp_path / "x", data))
 
 
 def test_text_of_other_encodings_and_with_control_characters_of_text_is_lines(tmp_path):

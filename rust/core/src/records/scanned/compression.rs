@@ -5,6 +5,9 @@ use std::path::Path;
 use super::inflate::zlib_problem;
 use crate::{Error, Result};
 
+/// How many bytes tell of which kind a file is, and how it is compressed.
+pub const HEAD_LEN: usize = 4 << 10;
+
 /// How a whole file is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
@@ -28,7 +31,8 @@ pub trait MayBeCompressed {
         other_kind(head)
     }
 
-    /// What is wrong with a file that is not compressed and begins with `head`.
+    /// What is wrong with a file that is not compressed, or what one decompresses to, that begins with
+    /// `head`.
     fn not_plain(&self, _head: &[u8]) -> Option<&'static str> {
         None
     }
@@ -41,11 +45,32 @@ pub trait MayBeCompressed {
     fn compression(&self, path: &Path, head: &[u8]) -> Result<Compression> {
         let found = if head.is_empty() { Compression::None } else { self.detect(path, head) };
         let not_plain = || self.not_plain(head).filter(|_| found == Compression::None);
-        let Some(problem) = self.other_kind(head).or_else(not_plain) else { return Ok(found) };
-        let path = path.display().to_string();
-        let problem = problem.to_owned();
-        Err(Error::Corrupt { path, place: "whole file".to_owned(), problem })
+        match self.other_kind(head).or_else(not_plain) {
+            Some(problem) => Err(not_records(path, "whole file", problem)),
+            None => Ok(found),
+        }
     }
+
+    /// Checks what the file at `path` decompresses to, which begins with `head`.
+    ///
+    /// # Errors
+    /// As [`compression`](Self::compression), and if it is compressed, too.
+    fn check_content(&self, path: &Path, head: &[u8]) -> Result<()> {
+        let problem = if head.is_empty() {
+            None
+        } else if self.detect(Path::new(""), head) == Compression::None {
+            self.other_kind(head).or_else(|| self.not_plain(head))
+        } else {
+            Some("compressed, too: decompress the file once")
+        };
+        problem.map_or(Ok(()), |problem| Err(not_records(path, "decompressed data", problem)))
+    }
+}
+
+/// The error of a file that has something else than records at `place`.
+fn not_records(path: &Path, place: &str, problem: &str) -> Error {
+    let path = path.display().to_string();
+    Error::Corrupt { path, place: place.to_owned(), problem: problem.to_owned() }
 }
 
 /// What is wrong with a file that begins like those that no format here has.

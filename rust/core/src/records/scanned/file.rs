@@ -15,10 +15,11 @@ use super::super::record_file::{DirectRead, FileHandle, Pick, RecordFile};
 use super::super::single_flight::SingleFlight;
 use super::super::storage::{Reader, Storage, StoredFile};
 use super::super::storage_latency::StorageLatency;
-use super::compression::Compression;
+use super::compression::{Compression, HEAD_LEN};
 use super::framing::Framing;
 use super::index::{Index, extent};
 use super::index_file::{Identity, IndexPlaces, ends_hash, identity};
+use super::inflate::{self, Input};
 use super::scan::{ScanError, scan};
 use super::stream::Points;
 use crate::{Error, Result};
@@ -46,7 +47,7 @@ impl<F: Framing> Format for ScannedFormat<F> {
         let (ends_hash, head) = ends_hash(reader, stored.byte_len())?;
         let compression = match self.compression {
             Some(compression) => compression,
-            None => self.framing.compression(stored.path(), &head)?,
+            None => self.compression(&*stored, reader, &head)?,
         };
         if compression == Compression::Zstd {
             return Err(Error::Corrupt {
@@ -79,6 +80,22 @@ impl<F: Framing> Format for ScannedFormat<F> {
 }
 
 impl<F: Framing> ScannedFormat<F> {
+    /// The compression of a file that begins with `head`; what it decompresses to is not of another kind.
+    fn compression(
+        &self,
+        stored: &dyn StoredFile,
+        reader: Reader<'_>,
+        head: &[u8],
+    ) -> Result<Compression> {
+        let compression = self.framing.compression(stored.path(), head)?;
+        if matches!(compression, Compression::Gzip | Compression::Zlib) {
+            let input = Input::of_file(head, reader, stored.byte_len());
+            let content = inflate::head(input, compression, HEAD_LEN)?;
+            self.framing.check_content(stored.path(), &content)?;
+        }
+        Ok(compression)
+    }
+
     /// The index of a file: from its index file if there is a valid one, else by a scan.
     fn index(
         &self,

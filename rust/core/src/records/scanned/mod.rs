@@ -13,7 +13,7 @@ mod inflate;
 mod scan;
 mod stream;
 
-pub use compression::{Compression, MayBeCompressed, other_kind};
+pub use compression::{Compression, HEAD_LEN, MayBeCompressed, other_kind};
 pub use file::ScannedFormat;
 pub use framing::{Framing, Scanner};
 pub use index_file::IndexPlaces;

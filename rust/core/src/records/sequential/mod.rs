@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use super::file_bytes::{FileBytes, error_of};
 use super::format_error::FormatError;
 use super::record_limit::check_decoded_len;
-use super::scanned::{Compression, MayBeCompressed};
+use super::scanned::{Compression, HEAD_LEN, MayBeCompressed};
 use super::storage::Storage;
 use crate::{Error, Result};
 use input::{Input, Source};
@@ -23,8 +23,6 @@ pub use cursor::RecordCursor;
 
 /// About how many bytes a block has.
 pub const BLOCK_BYTES: usize = 256 << 10;
-/// How many bytes tell of which kind a file is, and how it is compressed.
-const HEAD_LEN: usize = 4 << 10;
 
 /// Records that are handled together.
 #[derive(Debug, Default)]
@@ -204,20 +202,20 @@ impl RecordStream {
     /// Opens the file at `path`, compressed as its first bytes say.
     ///
     /// # Errors
-    /// If it cannot be opened or read, or is not a regular file.
+    /// If it cannot be opened or read, is not a regular file, or is a file of another kind.
     pub fn open(storage: &dyn Storage, path: &Path, frames: Box<dyn Frames>) -> Result<Self> {
         let mut file = FileBytes::open(storage, path)?;
         let mut head = [0; HEAD_LEN];
         let len = file.next(&mut head)?;
         let compression = frames.compression(path, &head[..len])?;
         file.seek(0);
-        Self::new(file.path().to_owned(), Source::File(file), compression, frames)
+        Self::new(file.path().to_owned(), Source::File(file), compression, frames)?.checked()
     }
 
     /// The records of what `input` reads, the content of a file at `path`.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If it cannot be read, or is that of a file of another kind.
     pub fn of(
         path: PathBuf,
         mut input: impl Read + Send + 'static,
@@ -228,7 +226,7 @@ impl RecordStream {
         read.map_err(|error| Error::io(&path, "read", error))?;
         let compression = frames.compression(&path, &head)?;
         let whole = Box::new(io::Cursor::new(head).chain(input));
-        Self::new(path, Source::Other(whole), compression, frames)
+        Self::new(path, Source::Other(whole), compression, frames)?.checked()
     }
 
     /// The records of what `input` reads, a part of a file at `path`: it begins at byte `offset`, with
@@ -270,6 +268,18 @@ impl RecordStream {
             is_over: false,
             is_end: false,
         })
+    }
+
+    /// This stream, of which what it decompresses to is not of another kind.
+    fn checked(mut self) -> Result<Self> {
+        if self.compression() != Compression::None {
+            let (mut bytes, mut len) = (Vec::new(), 0);
+            self.fill(&mut bytes, &mut len, HEAD_LEN)?;
+            bytes.truncate(len);
+            self.frames.check_content(&self.path, &bytes[..len.min(HEAD_LEN)])?;
+            self.carry = bytes;
+        }
+        Ok(self)
     }
 
     /// How the file is compressed.
