@@ -1,6 +1,6 @@
 //! Which columns are read, and as which types.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::slice;
 use std::sync::Arc;
 
@@ -55,31 +55,50 @@ pub(crate) fn columns(
         .collect();
     let in_seconds: Vec<_> =
         self::hints(metadata, Some(TimeUnit::Second)).iter().map(viewed).collect();
-    let names = choice.columns.as_deref();
+    let levels_of = |leaves: &[usize], hint: Option<&Fields>| {
+        let mask = ProjectionMask::leaves(schema, leaves.iter().copied());
+        parquet_to_arrow_field_levels(schema, mask, hint)
+    };
+    let selected = selected(schema, choice.columns.as_deref(), path)?;
+    // Of each column, all are looked at. So types are derived of all columns together, if they can be.
+    let mut fields = HashMap::new();
+    if let Some((_, plain)) = hints.first()
+        && let Ok(levels) = levels_of(&selected.concat(), Some(plain))
+        && let Ok(found) = fields_of(metadata, &levels)
+        && found.len() == selected.len()
+    {
+        let roots = selected.iter().flatten().map(|&leaf| schema.get_column_root_idx(leaf));
+        fields.extend(roots.collect::<BTreeSet<_>>().into_iter().zip(found.iter().cloned()));
+    }
     let mut columns = Vec::new();
     let mut known = HashSet::new();
-    for leaves in selected(schema, names, path)? {
+    for leaves in selected {
         let name = leaves.first().map(|&leaf| schema.get_column_root(leaf).name().to_owned());
         if let Some(name) = name.filter(|name| !known.insert(name.clone())) {
             let message =
                 format!("{path}: two columns are called `{name}`; select others with `columns`");
             return Err(Error::InvalidArgument(message));
         }
-        let hinted = |hint: Option<&Fields>| {
-            let mask = ProjectionMask::leaves(schema, leaves.iter().copied());
-            parquet_to_arrow_field_levels(schema, mask, hint)
+        let hinted = |hint: Option<&Fields>| levels_of(&leaves, hint);
+        let typed =
+            leaves.first().and_then(|&leaf| fields.remove(&schema.get_column_root_idx(leaf)));
+        let viewed = hints.first().filter(|_| typed.is_some());
+        let viewed = viewed.and_then(|(views, _)| hinted(Some(views)).ok());
+        let (field, levels) = if let Some(found) = typed.zip(viewed) {
+            found
+        } else {
+            let found = hints.iter().find_map(|(views, plain)| {
+                hinted(Some(plain)).ok().map(|levels| (levels, Some(views)))
+            });
+            let (levels, views) = match found {
+                Some(found) => found,
+                None => (hinted(None).map_err(|error| corrupt(path, "schema", &error))?, None),
+            };
+            let found = fields_of(metadata, &levels);
+            let found = found.map_err(|error| corrupt(path, "schema", &error))?;
+            let Some(field) = found.first().cloned() else { continue };
+            (field, views.and_then(|views| hinted(Some(views)).ok()).unwrap_or(levels))
         };
-        let found = hints.iter().find_map(|(views, plain)| {
-            hinted(Some(plain)).ok().map(|levels| (levels, Some(views)))
-        });
-        let (levels, views) = match found {
-            Some(found) => found,
-            None => (hinted(None).map_err(|error| corrupt(path, "schema", &error))?, None),
-        };
-        let no_rows = NoRows { metadata };
-        let reader = ParquetRecordBatchReader::try_new_with_row_groups(&levels, &no_rows, 1, None);
-        let reader = reader.map_err(|error| corrupt(path, "schema", &error))?;
-        let Some(field) = reader.schema().fields().first().cloned() else { continue };
         if let Some(name) = repeated_field(&field) {
             let message =
                 format!("{path}: two fields are called `{name}`; select others with `columns`");
@@ -87,7 +106,6 @@ pub(crate) fn columns(
         }
         let is_int96 = |&leaf: &usize| schema.column(leaf).physical_type() == Type::INT96;
         let has_int96 = leaves.iter().any(is_int96);
-        let levels = views.and_then(|views| hinted(Some(views)).ok()).unwrap_or(levels);
         let in_seconds =
             in_seconds.iter().filter(|_| has_int96).find_map(|views| hinted(Some(views)).ok());
         let (mut is_unchecked, mut rest) = (false, leaves.iter());
@@ -100,6 +118,13 @@ pub(crate) fn columns(
         columns.push(Column { field, levels, in_seconds, is_unchecked, leaves });
     }
     Ok(columns)
+}
+
+/// The fields of a table that is read as `levels` says.
+fn fields_of(metadata: &ParquetMetaData, levels: &FieldLevels) -> Result<Fields, ParquetError> {
+    let no_rows = NoRows { metadata };
+    let reader = ParquetRecordBatchReader::try_new_with_row_groups(levels, &no_rows, 1, None)?;
+    Ok(reader.schema().fields().clone())
 }
 
 /// A field of a structure in `field` that another one has the name of.
