@@ -1,8 +1,11 @@
-"""What every sequential stage must say of itself, and that one which does not is found."""
+"""What every stage must say of itself, and that one which does not is found."""
 
 import inspect
+import sys
 
 import pytest
+from pipelines import build
+from stages import STAGES
 
 import grainmill as grain
 from grainmill._iterators.batch import Batch
@@ -11,27 +14,31 @@ from grainmill._iterators.interleave import Interleave
 from grainmill._iterators.mix import Mix
 from grainmill._iterators.node import SequentialNode
 from grainmill._iterators.read import Read
+from grainmill._iterators.stage import Stage
 from grainmill._iterators.worker_shards import MultiprocessPrefetch
-from grainmill._stages.limit import Limit
+from grainmill._plan import random_access
+from grainmill._plan.node import MapNode
+from grainmill._stages.limit import Limit, LimitStage
 from grainmill._stages.pack import FitPack
 from grainmill._stages.repeat import Repeat
 from grainmill._stages.window_shuffle import WindowShuffle
 from grainmill._stages.zip import Zip
 
-assert grain  # it imports all stages
 
-
-def all_nodes():
-    """The classes of all sequential stages of the package that have no others derived from them."""
-    found = [SequentialNode]
+def all_nodes(base=SequentialNode):
+    """The classes of all stages of the package that have no others derived from them."""
+    found = [base]
     for kind in found:
         found += kind.__subclasses__()
+    # Not the classes that methods of others were generated with, which are gone some time later.
+    found = [kind for kind in found if getattr(sys.modules[kind.__module__], kind.__name__) is kind]
     return [kind for kind in found if kind.dataset_name or "dataset" in kind.__annotations__]
 
 
 def answered(kind, name):
     """Whether a class, or one that it is derived from, gives an answer of its own."""
-    classes = kind.__mro__[: kind.__mro__.index(SequentialNode)]
+    base = MapNode if issubclass(kind, MapNode) else SequentialNode
+    classes = kind.__mro__[: kind.__mro__.index(base)]
     return any(name in vars(each) for each in classes)
 
 
@@ -40,6 +47,8 @@ def lacking(kind):
     lacks = [name for name in ("saves", "origins") if not answered(kind, name)]
     if not (kind.is_setting or kind.runner or answered(kind, "open")):
         lacks.append("open")
+    # Those of the class that runs it.
+    lacks += sorted(getattr(kind.runner, "__abstractmethods__", ()))
     # How many elements there are follows from the parent's, or is said.
     if not (answered(kind, "keeps_length") or answered(kind, "num_elements")):
         lacks.append("num_elements")
@@ -47,10 +56,48 @@ def lacking(kind):
     has_state = answered(kind, "saves") and kind.saves and kind is not Read
     if has_state and kind.parent_key is None and not answered(kind, "starts"):
         lacks.append("parent_key")
-    # So do the shapes and dtypes, unless elements can be anything.
-    if not (kind.keeps_spec or answered(kind, "spec") or is_free(kind)):
-        lacks.append("spec")
-    return lacks
+    if kind not in EXAMPLES:
+        lacks.append("a pipeline in `tests/stages.py`")
+    return lacks + lacking_spec(kind)
+
+
+def lacking_spec(kind):
+    """Shapes and dtypes follow from the parent's, or are said, unless elements can be anything."""
+    return [] if kind.keeps_spec or answered(kind, "spec") or is_free(kind) else ["spec"]
+
+
+def lacking_by_index(kind):
+    """The names of what a class of nodes with random access does not say."""
+    lacks = []
+    if kind.rearranges or kind.joins:
+        lacks += [] if answered(kind, "tree") else ["tree"]
+    elif not (kind.step_kind or kind.computed_by or kind in SOURCES):
+        lacks.append("computed_by")
+    node = EXAMPLES.get(kind)
+    if node is None:
+        lacks.append("a pipeline in `tests/stages.py`")
+    elif node.parents and not node.slices_own_epoch:
+        lacks += [] if node.over(node.parents).length == node.length else ["over"]
+    return lacks + lacking_spec(kind)
+
+
+# What computes them needs more than the node and its parents.
+SOURCES = {
+    random_access.Source,
+    random_access.Range,
+    random_access.UserDefined,
+    random_access.Cache,
+}
+# What Grain does not have, and what has no state; other tests resume them.
+ELSEWHERE = [
+    grain.MapDataset.range(3).slice([2, 0]).cache(),
+    grain.MapDataset.range(3).to_iter_dataset().seed(1).cache(),
+]
+EXAMPLES = {
+    type(node): node
+    for dataset in (*ELSEWHERE, *(build(grain, ops) for ops in STAGES.values()))
+    for node in dataset._plan_node().walk()
+}
 
 
 def is_free(kind):
@@ -59,12 +106,17 @@ def is_free(kind):
 
 
 # What they return depends on the values of elements.
-FREE = {"ConcatThenSplitIterDataset"}
+FREE = {"ConcatThenSplitIterDataset", "SourceMapDataset"}
 
 
 @pytest.mark.parametrize("kind", all_nodes(), ids=lambda kind: kind.__name__)
 def test_a_stage_answers_everything(kind):
     assert not lacking(kind)
+
+
+@pytest.mark.parametrize("kind", all_nodes(MapNode), ids=lambda kind: kind.__name__)
+def test_a_stage_with_random_access_answers_everything(kind):
+    assert not lacking_by_index(kind)
 
 
 OMISSIONS = [
@@ -80,6 +132,35 @@ NAMED = {"runner": "open", "keeps_length": "num_elements", "starts": "parent_key
 def test_an_answer_that_is_left_out_is_named(kind, name, monkeypatch):
     monkeypatch.delattr(kind, name)
     assert lacking(kind) == [NAMED.get(name, name)]
+
+
+@pytest.mark.parametrize("name", ["pull", "state", "restore"])
+def test_what_runs_a_stage_has_all_methods(name, monkeypatch):
+    rest = {key: value for key, value in vars(LimitStage).items() if key != name}
+    monkeypatch.setattr(Limit, "runner", type("LimitStage", (Stage,), rest))
+    assert lacking(Limit) == [name]
+
+
+OMISSIONS_BY_INDEX = [
+    *((random_access.Shuffle, "tree"), (random_access.Mix, "tree"), (random_access.Zip, "spec")),
+    *((random_access.Batch, "spec"), (random_access.Range, "spec")),
+    *((random_access.Batch, "over"), (random_access.Repeat, "over")),
+    *((random_access.FlatMap, "over"), (random_access.Batch, "computed_by")),
+    *((random_access.Zip, "computed_by"), (random_access.FlatMap, "computed_by")),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), OMISSIONS_BY_INDEX)
+def test_an_answer_of_random_access_that_is_left_out_is_named(kind, name, monkeypatch):
+    monkeypatch.delattr(kind, name)
+    assert lacking_by_index(kind) == [name]
+
+
+def test_a_stage_that_no_test_resumes_is_named(monkeypatch):
+    monkeypatch.delitem(EXAMPLES, random_access.Zip)
+    assert lacking_by_index(random_access.Zip) == ["a pipeline in `tests/stages.py`"]
+    monkeypatch.delitem(EXAMPLES, Limit)
+    assert lacking(Limit) == ["a pipeline in `tests/stages.py`"]
 
 
 def test_answers_are_inherited_where_that_is_right():

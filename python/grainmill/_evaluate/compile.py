@@ -228,7 +228,14 @@ class _Compiler:
             return RowSource(files, self._context.reads)
         if isinstance(node, plan.Cache):
             return CacheSource(node, self._program_of(node.parent), self._context.reads)
-        return _SOURCES[type(node)](node, self._program_of)
+        if isinstance(node, plan.Range):
+            return element_sources.BigRangeSource(node.numbers)
+        if isinstance(node, plan.Source | plan.UserDefined):
+            return _object_source(node)
+        if node.computed_by is None:
+            raise NotImplementedError(f"nothing has `computes({type(node).__name__})`")
+        source: ElementSource[Any] = node.computed_by(node, *map(self._program_of, node.parents))
+        return source
 
     def _records(self, source: Any) -> element_sources.FileSource | ConvertedRecords:
         """The elements of a source of files; see `RecordFilesSource`."""
@@ -338,30 +345,6 @@ def _object_source(node: plan.Source | plan.UserDefined) -> ElementSource[Indice
             return element_sources.PrefetchedObjectSource(given)
         return element_sources.BlockObjectSource(given)
     return element_sources.ObjectSource(_object(node))
-
-
-def _batch_source(
-    node: plan.Batch, program_of: Callable[[Node], Evaluator]
-) -> ElementSource[Indices]:
-    return element_sources.BatchSource(
-        node, program_of(node.parent), random_access(node.parent).length
-    )
-
-
-# Every source that needs no context, and every stage that is not a function of one element.
-_SOURCES: dict[
-    type[MapNode], Callable[[Any, Callable[[Node], Evaluator]], ElementSource[Indices]]
-] = {
-    plan.Source: lambda node, _: _object_source(node),
-    plan.Range: lambda node, _: element_sources.BigRangeSource(node.numbers),
-    plan.UserDefined: lambda node, _: _object_source(node),
-    plan.Batch: _batch_source,
-    plan.FlatMap: lambda node, of: element_sources.FlatMapSource(node, of(node.parent)),
-    plan.Zip: lambda node, of: element_sources.ZipSource([of(parent) for parent in node.parents]),
-    plan.Select: lambda node, of: element_sources.SelectSource(
-        node.selection, [of(parent) for parent in node.parents]
-    ),
-}
 
 
 def _runs_user_code(node: Node) -> bool:

@@ -16,12 +16,14 @@ from grainmill._evaluate.fuse import Evaluated, Step, stop_iteration_error
 from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._interrupts import listed, raise_interrupt
 from grainmill._native import fill_columns
+from grainmill._plan import random_access as plan
+from grainmill._plan.node import random_access
 from grainmill._plan.notes import add_note, located
 
 if TYPE_CHECKING:
     from grainmill._evaluate.evaluator import Evaluator, PendingElements
     from grainmill._native import PendingRead, ReadQueue, RecordFiles
-    from grainmill._plan import random_access as plan
+    from grainmill._plan.node import MapNode
 
 Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 DatasetNumbers: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint32]]"
@@ -113,6 +115,19 @@ class ElementSource(abc.ABC, Generic[Request]):
     def first_step(self) -> Step | None:
         """A step that reads one element, if the loop of functions should read."""
         return None
+
+
+SourceT = TypeVar("SourceT", bound="type[ElementSource[Any]]")
+
+
+def computes(node_type: type[MapNode]) -> Callable[[SourceT], SourceT]:
+    """Makes a class of sources the `computed_by` of nodes of this type."""
+
+    def register(source_type: SourceT) -> SourceT:
+        node_type.computed_by = source_type
+        return source_type
+
+    return register
 
 
 class RangeSource(ElementSource[Indices]):
@@ -326,13 +341,14 @@ class PrefetchedObjectSource(BlockObjectSource):
         return super().finish(request)
 
 
+@computes(plan.Batch)
 class BatchSource(ElementSource[Indices]):
     """Batches of consecutive elements of another plan, each within one epoch."""
 
-    def __init__(self, node: plan.Batch, parent: Evaluator, parent_len: int) -> None:
+    def __init__(self, node: plan.Batch, parent: Evaluator) -> None:
         self._node = node
         self._parent = parent
-        self._parent_len = parent_len
+        self._parent_len = random_access(node.parent).length
         self.runs_user_code = parent.runs_user_code or node.batch_fn is not None
         self.mean_byte_len = parent.mean_byte_len * node.batch_size
         self.num_records = parent.num_records * node.batch_size
@@ -438,6 +454,7 @@ class BatchSource(ElementSource[Indices]):
 _MISSING = object()
 
 
+@computes(plan.FlatMap)
 class FlatMapSource(ElementSource[Indices]):
     """The elements that a user's function splits those of another plan into."""
 
@@ -516,10 +533,11 @@ class FlatMapSource(ElementSource[Indices]):
         return outputs
 
 
+@computes(plan.Zip)
 class ZipSource(ElementSource[Indices]):
     """Tuples of the elements that several plans have at the same index."""
 
-    def __init__(self, parents: Sequence[Evaluator]) -> None:
+    def __init__(self, _: plan.Zip, *parents: Evaluator) -> None:
         self._parents = parents
         self.runs_user_code = any(parent.runs_user_code for parent in parents)
         self.mean_byte_len = sum(parent.mean_byte_len for parent in parents)
@@ -563,11 +581,12 @@ class _Selected(NamedTuple):
     reads: list[PendingElements]
 
 
+@computes(plan.Select)
 class SelectSource(ElementSource[Indices]):
     """Elements of several plans, selected by a user's `DatasetSelectionMap`."""
 
-    def __init__(self, selection: Any, parents: Sequence[Evaluator]) -> None:
-        self._selection = selection
+    def __init__(self, node: plan.Select, *parents: Evaluator) -> None:
+        self._selection = node.selection
         self._parents = parents
         self.mean_byte_len = max((parent.mean_byte_len for parent in parents), default=0.0)
         self.reads_lists = any(parent.reads_lists for parent in parents)

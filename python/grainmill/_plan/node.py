@@ -212,12 +212,15 @@ class MapNode(Node):
         step_kind: How its function of one element is called; `None` if it has none.
         rearranges: Whether it only rearranges the elements of its one parent, as `tree` says.
         joins: Whether each of its elements is one of a parent's, of several, as `tree` says.
+        computed_by: The class that computes its elements, made with it and what computes those of
+            its parents; `None` if they follow from the above, or the node is a source.
     """
 
     length: int
     step_kind: ClassVar[StepKind | None] = None
     rearranges: ClassVar[bool] = False
     joins: ClassVar[bool] = False
+    computed_by: ClassVar[type[Any] | None] = None
 
     def tree(self, *upstream: Tree) -> Tree:
         """How the engine sees it, if it rearranges or joins.
