@@ -416,6 +416,20 @@ class _Ops:
 OPERATIONS = {name for name, _ in inspect.getmembers(_Ops) if not name.startswith("_")}
 
 
+def lacking(g):
+    """The operations that make a dataset of a class that module `g` does not have."""
+
+    def has(name):
+        return hasattr(g, name) or hasattr(g.experimental, name)
+
+    made = {op: getattr(_Ops, op).__code__.co_names for op in OPERATIONS}
+    return {
+        op
+        for op, names in made.items()
+        if not all(has(name) for name in names if name.endswith("Dataset"))
+    }
+
+
 # --- comparing elements --------------------------------------------------------------------------
 
 

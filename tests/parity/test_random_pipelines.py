@@ -13,7 +13,7 @@ import random
 import effort
 import grain as real
 import pytest
-from pipelines import OPERATIONS, build, close, encode, take
+from pipelines import OPERATIONS, build, close, encode, lacking, take
 from shrinking import shrunk
 from under_test import IS_GRAIN, grain
 
@@ -586,7 +586,7 @@ def test_iterated_pipelines_agree(seeds):
 
 
 # Those of other tests: of workers, of a later Grain, and of grainmill alone.
-ELSEWHERE = {"mp_prefetch", "multithread_prefetch", "reindex", "take_while", "user_squares"}
+ELSEWHERE = {"mp_prefetch", "multithread_prefetch", "reindex", "user_squares"} | lacking(real)
 
 
 def test_generated_pipelines_have_every_stage():
