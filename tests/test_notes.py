@@ -158,6 +158,14 @@ def number_source():
     return MapDataset.range(100).map(same)
 
 
+class FailingSelection(grain.transforms.DatasetSelectionMap):
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return 0, fail_at_bad(index)
+
+
 # How each stage is appended to a dataset, or begins one.
 STAGES = {
     "map": lambda: number_source().map(fail_at_bad),
@@ -168,6 +176,7 @@ STAGES = {
     "source": lambda: MapDataset.source(FailingSource()),
     "source_of_blocks": lambda: MapDataset.source(FailingBlocks()),
     "batch_fn": lambda: number_source().batch(1, batch_fn=lambda xs: fail_at_bad(xs[0])),
+    "select": lambda: MapDataset.select_from_datasets([number_source()], FailingSelection()),
 }
 
 

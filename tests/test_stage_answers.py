@@ -4,6 +4,7 @@ import inspect
 import sys
 
 import pytest
+import test_notes
 from pipelines import build
 from stages import STAGES
 
@@ -15,6 +16,7 @@ from grainmill._iterators.mix import Mix
 from grainmill._iterators.node import SequentialNode
 from grainmill._iterators.read import Read
 from grainmill._iterators.stage import Stage
+from grainmill._iterators.user_defined import UserDefined
 from grainmill._iterators.worker_shards import MultiprocessPrefetch
 from grainmill._plan import random_access
 from grainmill._plan.node import MapNode
@@ -58,7 +60,20 @@ def lacking(kind):
         lacks.append("parent_key")
     if kind not in EXAMPLES:
         lacks.append("a pipeline in `tests/stages.py`")
-    return lacks + lacking_spec(kind)
+    return lacks + lacking_note(kind) + lacking_spec(kind)
+
+
+def lacking_note(kind):
+    """Where a function of the user fails, notes say for which element: each is tried."""
+    is_tried = kind in NOTED or not kind.runs_users_code
+    return [] if is_tried else ["a failing function in `tests/test_notes.py`"]
+
+
+NOTED = {
+    *(type(make()._plan_node()) for make in test_notes.STAGES.values()),
+    *(type(make()._plan_node()) for make in test_notes.ITER_STAGES.values()),
+    *(random_access.UserDefined, UserDefined),  # whose class is named
+}
 
 
 def lacking_spec(kind):
@@ -78,7 +93,7 @@ def lacking_by_index(kind):
         lacks.append("a pipeline in `tests/stages.py`")
     elif node.parents and not node.slices_own_epoch:
         lacks += [] if node.over(node.parents).length == node.length else ["over"]
-    return lacks + lacking_spec(kind)
+    return lacks + lacking_note(kind) + lacking_spec(kind)
 
 
 # What computes them needs more than the node and its parents.
@@ -154,6 +169,13 @@ OMISSIONS_BY_INDEX = [
 def test_an_answer_of_random_access_that_is_left_out_is_named(kind, name, monkeypatch):
     monkeypatch.delattr(kind, name)
     assert lacking_by_index(kind) == [name]
+
+
+@pytest.mark.parametrize("kind", [Filter, Batch, random_access.FlatMap], ids=lambda k: k.__name__)
+def test_a_stage_whose_function_no_test_fails_is_named(kind, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "NOTED", NOTED - {kind})
+    lacks = lacking_by_index if issubclass(kind, MapNode) else lacking
+    assert lacks(kind) == ["a failing function in `tests/test_notes.py`"]
 
 
 def test_a_stage_that_no_test_resumes_is_named(monkeypatch):
