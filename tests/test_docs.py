@@ -125,6 +125,13 @@ def test_module_describes_itself_and_its_values(module):
     assert not missing, f"no `Attributes:` of a module describes {missing}"
 
 
+def test_the_page_of_sources_names_each():
+    page = (pathlib.Path(__file__).parents[1] / "docs/sources.md").read_text()
+    sources = {name for name in grain.sources.__all__ if name.endswith("DataSource")}
+    # The interface of any.
+    assert {name for name in sources if name not in page} == {"RandomAccessDataSource"}
+
+
 def test_every_setting_is_described():
     said = public_docs.entries(public_docs.sections(inspect.getdoc(grain.config))["Attributes"])
     assert set(said) == set(settings._DEFAULTS)
