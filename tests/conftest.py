@@ -87,6 +87,12 @@ def pytest_collection_finish():
     sys.path.insert(0, IN_WORKERS)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call():
+    # The pools of all tests may share what starts their workers, unless the environment changes.
+    os.environ["PYTEST_CURRENT_TEST"] = "one of them"
+
+
 def pytest_sessionfinish():
     sys.path[:] = [entry for entry in sys.path if entry != IN_WORKERS]
 

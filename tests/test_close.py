@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from under_test import INLINE, experimental, grain
+from worker_harness import starters
 
 from grainmill._workers.worker_group import WorkerGroup
 
@@ -62,12 +63,17 @@ def settles(reached):
 def hang(tmp_path):
     """The function; afterwards no thread or process of the test may be left."""
     gc.collect()
-    threads, processes = set(threading.enumerate()), set(psutil.Process().children())
+    threads, processes = set(threading.enumerate()), running()
     hang = Hang(tmp_path / "begun")
     yield hang
     hang.released.set()
     assert settles(lambda: set(threading.enumerate()) <= threads), threading.enumerate()
-    assert settles(lambda: set(psutil.Process().children()) <= processes), "processes are left"
+    assert settles(lambda: running() <= processes), "processes are left"
+
+
+def running():
+    """The processes that this one has started, but for what starts those of later pools."""
+    return set(psutil.Process().children(recursive=True)) - set(starters())
 
 
 def elements(hang, options=None, *, length=1000):

@@ -25,6 +25,7 @@ from worker_harness import (
     gone,
     opened,
     run_script,
+    starters,
     workers,
     zygotes,
 )
@@ -216,12 +217,13 @@ def _checked_next(iterator, expected):
 
 
 @both
-def test_death_of_the_zygote_is_met_and_gone_on_from(entrance):
+@pytest.mark.parametrize("victims", [zygotes, starters])
+def test_death_of_what_forks_is_met_and_gone_on_from(entrance, victims):
     iterator = opened(grain.MapDataset.range(1000).map(lambda x: x), entrance)
     found = all_of(iterator, 3)
     before = workers()
-    for zygote in zygotes():
-        zygote.kill()
+    for victim in victims():
+        victim.kill()
     while len(found) < 1000:
         more, failure, took_s = _raised(iterator, 1000 - len(found))
         found += more
@@ -343,7 +345,7 @@ def test_stall_is_warned_of_and_timeout_raises(entrance, caplog):
 HANGING_SCRIPT = """
 import pathlib, signal, sys, time, threading
 import grainmill as grain
-from worker_harness import opened, workers, zygotes
+from worker_harness import opened, starters, workers, zygotes
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes ignore SIGINT
 begun = pathlib.Path({begun!r})
 
@@ -359,7 +361,7 @@ for _ in range(4):
     next(iterator)
 while not begun.exists():
     time.sleep(0.01)
-print("pids", *[p.pid for p in [*zygotes(), *workers()]], flush=True)
+print("pids", *[p.pid for p in [*starters(), *zygotes(), *workers()]], flush=True)
 sys.stdin.readline()
 {then}
 """
@@ -392,7 +394,7 @@ def _hanging(entrance, how, then, folder):
     )
     _started.append(process)
     pids = [int(pid) for pid in process.stdout.readline().split()[1:]]
-    assert len(pids) == 3, process.communicate()
+    assert len(pids) == 4, process.communicate()
     processes = [psutil.Process(pid) for pid in pids]
     process.stdin.write("\n")  # the program waits until here
     process.stdin.flush()
@@ -524,13 +526,13 @@ def test_workers_of_a_trainer_that_handles_a_preemption_go_on(entrance, when, tm
 
 @pytest.mark.parametrize("how", HANGS)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("with_zygote", [False, True], ids=["parent", "with_zygote"])
-def test_workers_go_with_their_parent(how, number, with_zygote, tmp_path):
+@pytest.mark.parametrize("other", ["none", "starter", "zygote"])
+def test_workers_go_with_their_parent(how, number, other, tmp_path):
     process, processes = _hanging("read", how, "next(iterator)", tmp_path)
     time.sleep(0.1)
     os.kill(process.pid, number)
-    if with_zygote:
-        processes[0].send_signal(number)
+    if other != "none":
+        processes[["starter", "zygote"].index(other)].send_signal(number)
     process.wait(SOON_S)
     assert gone(processes)
     process.communicate()

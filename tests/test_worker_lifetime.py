@@ -33,7 +33,7 @@ import gc, pathlib, threading, time
 import numpy as np, psutil
 import grainmill as grain
 from effort import cases
-from worker_harness import ENTRANCES, all_of, opened, zygotes
+from worker_harness import ENTRANCES, all_of, opened, starters, zygotes
 
 def cycle(number):
     ds = grain.MapDataset.range(64).map(lambda x: np.full(100_000, x))
@@ -45,7 +45,7 @@ def cycle(number):
 
 def footprint():
     gc.collect()
-    children = psutil.Process().children(recursive=True)
+    children = set(psutil.Process().children(recursive=True)) - set(starters())
     num_files = len(list(pathlib.Path("/proc/self/fd").iterdir()))
     return num_files, len(children), threading.active_count()
 

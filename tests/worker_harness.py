@@ -30,23 +30,33 @@ def opened(ds, entrance, num_workers=2, *, batch_size=0, worker_init_fn=None, **
     return iter(ds.mp_prefetch(multi, worker_init_fn=worker_init_fn))
 
 
-def zygotes(parent=None):
-    """The processes that workers of `parent`, by default this process, are forked from."""
+def starters(parent=None):
+    """The processes from which the zygotes of `parent`, by default this process, are forked."""
     found = []
     for child in psutil.Process(parent).children():
         with contextlib.suppress(psutil.Error):
-            if any("launch" in part for part in child.cmdline()):
+            if any("launch" in part and "fork=True" in part for part in child.cmdline()):
                 found.append(child)
     return found
 
 
-def workers(parent=None):
-    """The worker processes, in the order in which they were forked."""
+def children_of(processes):
+    """Their child processes, those of each in the order in which they were forked."""
     found = []
-    for zygote in zygotes(parent):
+    for process in processes:
         with contextlib.suppress(psutil.Error):
-            found += sorted(zygote.children(), key=lambda process: process.pid)
+            found += sorted(process.children(), key=lambda child: child.pid)
     return found
+
+
+def zygotes(parent=None):
+    """The processes from which the workers of each pool are forked."""
+    return children_of(starters(parent))
+
+
+def workers(parent=None):
+    """The worker processes of all pools."""
+    return children_of(zygotes(parent))
 
 
 def gone(processes, timeout_s=SOON_S):

@@ -1,4 +1,4 @@
-"""Starts the zygote, without importing the package's public modules, which workers rarely need.
+"""Starts the starter, without importing the package's public modules, which workers rarely need.
 
 This file is loaded by its path, before the package, so it imports nothing from it.
 """
@@ -8,7 +8,6 @@ import importlib.util
 import pathlib
 import sys
 import threading
-from collections.abc import Sequence
 from types import ModuleType
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -54,9 +53,8 @@ def lazy_package() -> ModuleType:
     return package
 
 
-def main(control_file: int, parent: int, modules: Sequence[str], *, fork: bool) -> None:
-    """Imports `modules` of the package, then runs the zygote; see `zygote.main`."""
+def main(control_file: int, parent: int, *, fork: bool, idle_s: float) -> None:
+    """Runs the starter; see `zygote.main`."""
     lazy_package()
-    for module in modules:
-        importlib.import_module(module)
-    importlib.import_module(f"{_NAME}._workers.zygote").main(control_file, parent, fork=fork)
+    zygote = importlib.import_module(f"{_NAME}._workers.zygote")
+    zygote.main(control_file, parent, fork=fork, idle_s=idle_s)

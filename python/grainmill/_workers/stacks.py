@@ -42,9 +42,9 @@ _CALL: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 class Wanted(NamedTuple):
-    """What the zygote is told: send a `signal` to a `worker`."""
+    """What a zygote is told, or the starter: send a `signal` to a `child`, by its number."""
 
-    worker: int
+    child: int
     signal: int
 
 

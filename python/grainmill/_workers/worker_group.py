@@ -6,9 +6,7 @@ import atexit
 import contextlib
 import logging
 import os
-import pathlib
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -27,7 +25,7 @@ from grainmill._native import (
 )
 from grainmill._plan.closing import closed_error
 from grainmill._threads import at_fork, begin_exit
-from grainmill._workers import accelerators, by_value, messages, stacks, wire
+from grainmill._workers import accelerators, by_value, messages, stacks, starter, wire
 from grainmill._workers.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -41,15 +39,6 @@ if TYPE_CHECKING:
 _ALIGNMENT = 64
 _CLOSE_WAIT_S = 1.5
 _STATUS_WAIT_S = 1.0
-
-# NumPy's BLAS would start threads in the zygote, from which workers then could not be forked.
-_THREAD_COUNT_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_LAUNCH_CODE = (
-    "import sys; sys.path[:] = {path!r}; import importlib.util as u; "
-    "s = u.spec_from_file_location('launch', {launch!r}); m = u.module_from_spec(s); "
-    "s.loader.exec_module(m); m.main({control}, {parent}, {modules!r}, fork={fork})"
-)
-_LAUNCH_FILE = str(pathlib.Path(__file__).with_name("launch.py"))
 
 
 class WorkerGroup:
@@ -66,7 +55,8 @@ class WorkerGroup:
         control_sockets: The socket to the zygote, which reports the exits of workers; or one to
             each worker, if workers cannot be forked.
         exit_codes: The exit code of each worker that has exited by itself; `None` if it is unknown.
-        starter_code: The exit code of the zygote, if it has exited by itself.
+        starter_code: The exit code of the zygote, or of what started it, if either has exited by
+            itself.
         remote_slots: The slots of each worker.
         shared_budget: The page that all workers share.
     """
@@ -78,7 +68,7 @@ class WorkerGroup:
         self._is_closing = False
         self._end_lock = threading.Lock()
         self._forks = _can_fork[0]
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[starter.Zygote | subprocess.Popen[bytes]] = []
         self.control_sockets: list[socket.socket] = []
         self.exit_codes: dict[int, int | None] = {}
         self.starter_code: int | None = None
@@ -104,9 +94,14 @@ class WorkerGroup:
                 raise
 
     def _launch(self, modules: Sequence[str]) -> None:
-        process, control = _started_process(modules, fork=self._forks)
-        self._processes.append(process)
-        self.control_sockets.append(control)
+        if self._forks:
+            zygote = starter.start_zygote(modules)
+            self._processes.append(zygote)
+            self.control_sockets.append(zygote.control)
+        else:
+            process, control = starter.started_process(fork=False)
+            self._processes.append(process)
+            self.control_sockets.append(control)
 
     def _start_worker(self, config: WorkerConfig, files: list[int]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -137,7 +132,7 @@ class WorkerGroup:
         if self._forks:  # the zygote sends the signal
             wire.send(self.control_sockets[0], stacks.Wanted(worker, number))
         else:
-            os.kill(self._processes[worker].pid, number)
+            self._processes[worker].send_signal(number)
 
     def check_open(self) -> None:
         """Raises `ValueError` if the workers were told to end."""
@@ -216,6 +211,9 @@ class WorkerGroup:
         _live_groups.pop(id(self), None)
         for connection in (*self.connections, *self.control_sockets):
             connection.close()
+        for process in self._processes:
+            if isinstance(process, starter.Zygote):
+                process.close()
         self._stack_readers.clear()
 
 
@@ -282,39 +280,6 @@ def disable_fork(refused: ForkUnavailableError) -> None:
         RuntimeWarning,
         stacklevel=2,
     )
-
-
-def _started_process(
-    modules: Sequence[str], *, fork: bool
-) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A process that forks workers (or is one) and the socket to it."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        code = _LAUNCH_CODE.format(
-            path=sys.path,
-            launch=_LAUNCH_FILE,
-            control=theirs.fileno(),
-            parent=os.getpid(),
-            modules=list(modules),
-            fork=fork,
-        )
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as `multiprocessing` starts its own
-        # The child lets these through once it has handlers for them.
-        signals = [signal.SIGTERM, stacks.SIGNAL, stacks.REQUESTS_SIGNAL]
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        try:
-            process = subprocess.Popen(
-                [sys.executable, *flags, "-c", code],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={
-                    **accelerators.worker_environment(os.environ),
-                    **dict.fromkeys(_THREAD_COUNT_VARIABLES, "1"),
-                },
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    return process, ours
 
 
 def _working_directory() -> str:
