@@ -33,6 +33,8 @@ def test_pools_share_a_starter_one_after_another_and_at_a_time():
     firsts = [next(iterator) for iterator in iterators]
     assert len(zygotes()) == len(iterators)
     assert len(workers()) == 2 * len(iterators)
+    # Standard streams, its socket, and the process files of the parent and the workers.
+    assert {zygote.num_fds() for zygote in zygotes()} == {3 + 1 + 1 + 2}
     iterators.pop().close()
     for first, iterator in zip(firsts, iterators, strict=False):
         assert sorted([first, *iterator]) == list(range(0, 80, 2))
@@ -180,6 +182,12 @@ def opened_file(file):
     except FileNotFoundError:  # that of the list
         return ""
 
+def place():
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
 def seen(_):
     here = os.stat(".")
     names = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "SigCgt", "Cap", "NoNew", "Secc")
@@ -188,6 +196,7 @@ def seen(_):
         "environment": dict(os.environ),
         "encodings": (sys.stdout.encoding, sys.getfilesystemencoding()),
         "directory": (here.st_dev, here.st_ino),
+        "place": place(),
         "status": status("self", names),
         "limits": pathlib.Path("/proc/self/limits").read_text(),
         "memory": pathlib.Path("/proc/self/oom_score_adj").read_text(),
@@ -225,6 +234,12 @@ def check(name, before=None):
     assert new != by
     differ = {key: (found[key], fresh[key]) for key in fresh if found[key] != fresh[key]}
     assert not differ, (name, differ)
+    own, _ = seen(None)
+    for key in ("limits", "memory", "niceness", "policy", "groups"):
+        assert found[key] == own[key], key
+    assert found["streams"][1:] == own["streams"][1:]
+    if own["place"] is not None:
+        assert found["directory"] == own["directory"]
     return new
 
 _, before = first("read")
@@ -332,7 +347,7 @@ print("fine")
 
 
 def test_starter_without_pools_goes_and_no_pool_is_lost():
-    done = run_script(IDLE, args=[str(SEED), str(cases(20, 2000))])
+    done = run_script(IDLE, args=[str(SEED), str(cases(10, 2000))])
     assert done.stdout == "fine\n", done.stderr
     assert not done.stderr
 
