@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from grainmill._cache import files
-from grainmill._cache.encoding import decoded, encoded
-from grainmill._cache.fingerprint import Fingerprint
-from grainmill._cache.missing import MISSING
+from grainmill._cache.encoding import MISSING, decoded, encoded
 from grainmill._interrupts import raise_interrupt
 from grainmill._native import GrainmillError, RecordFiles
 from grainmill._threads import at_fork
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from grainmill._cache.memory import Indices
-    from grainmill._native import PendingRead, ReadQueue
+    from grainmill._native import ReadQueue
     from grainmill._plan.node import Node
 
 # An open part is lost if its process is killed, so it becomes visible at this size, or at a share
@@ -50,85 +48,30 @@ _ABSENT: Final = 0
 _IN_OPEN_PART: Final = -1
 
 
-class StoredReads:
-    """Stored elements that are being read.
-
-    Attributes:
-        rows: The rows of the table that refer to them.
-    """
-
-    def __init__(self, rows: Any, reads: PendingRead) -> None:
-        self.rows = rows
-        self._reads = reads
-        self._records: list[bytes] | Exception | None = None
-
-    def wait(self) -> None:
-        """Waits for the reads."""
-        try:
-            self._records = self._reads.finish()
-        except Exception as failure:
-            raise_interrupt(failure)
-            self._records = failure
-
-    def records(self) -> list[bytes]:
-        """The records of the elements.
-
-        Raises:
-            Exception: One cannot be read.
-        """
-        if self._records is None:
-            self.wait()
-        if isinstance(self._records, Exception):
-            raise self._records
-        assert self._records is not None
-        return self._records
-
-
 class DiskStore:
-    """The elements of one pipeline by index, in files below `path`.
+    """The elements of one pipeline by index, in files.
 
-    It is pickled as the path and the fingerprint, so a worker process reads and writes the same
-    files. Until the cache is finished, a table of 8 bytes per element is kept in each process.
+    It is pickled as its directory, so a worker process reads and writes the same files. Until the
+    cache is finished, a table of 8 bytes per element is kept in each process.
 
     Args:
-        path: The directory below which each pipeline has a directory.
-        parent: The plan whose elements are stored.
+        directory: Where the files are.
         length: The number of elements.
     """
 
-    def __init__(self, path: str, parent: Node | None, length: int) -> None:
-        self._path = os.path.abspath(path)  # noqa: PTH100 - workers have other directories
-        self._parent = parent
+    def __init__(self, directory: files.CacheDirectory, length: int) -> None:
+        self._directory = directory
         self._length = length
-        self._fingerprint: Fingerprint | None = None
         self._lock = threading.RLock()
         self._is_open = False
         _stores.add(self)
 
     def for_parent(self, parent: Node) -> DiskStore:
-        """A store below the same path, for another pipeline."""
-        return DiskStore(self._path, parent, getattr(parent, "length", 0))
+        """See `MemoryStore.for_parent`; a store below the same path."""
+        return DiskStore(self._directory.for_parent(parent), getattr(parent, "length", 0))
 
-    def __getstate__(self) -> dict[str, Any]:
-        found = {"_path": self._path, "_length": self._length}
-        return {**found, "_fingerprint": self.fingerprint()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_path"], None, state["_length"])  # type: ignore[misc]
-        self._fingerprint = state["_fingerprint"]
-
-    def fingerprint(self) -> Fingerprint:
-        """What makes the elements."""
-        with self._lock:
-            if self._fingerprint is None:
-                assert self._parent is not None
-                self._fingerprint = Fingerprint.of(self._parent, "random access")
-            return self._fingerprint
-
-    @property
-    def directory(self) -> Path:
-        """The directory of this pipeline's cache."""
-        return files.directory_of(self._path, self.fingerprint())
+    def __reduce__(self) -> Any:
+        return DiskStore, (self._directory, self._length)
 
     def _open(self) -> None:
         """Finds what is stored already; called before anything else."""
@@ -137,7 +80,6 @@ class DiskStore:
         with self._lock:
             if self._is_open:
                 return
-            self._directory = directory = self.directory
             self._writer: files.PartWriter | None = None
             self._own: list[int] = []
             self._num_open = 0  # those of them that no other process has made visible
@@ -147,7 +89,7 @@ class DiskStore:
             self._listed_ns = -1
             self._changed_ns, self._change_seen_s = -1, 0.0
             self._is_verified = np.zeros(0, bool)  # of blocks of a finished cache's index
-            manifest = files.read_manifest(directory)
+            manifest = self._directory.manifest()
             self._is_finished = manifest is not None
             if manifest is not None:
                 self._open_finished(manifest)
@@ -155,40 +97,44 @@ class DiskStore:
                 self._files: RecordFiles | None = None
                 self._table: Any = np.zeros(self._length, np.int64)
                 self._num_known = 0
-                files.make_directory(directory, self.fingerprint())
-                files.remove_leftovers(directory, f"*{files.UNFINISHED}")
+                self._directory.make()
+                files.remove_leftovers(self.directory, f"*{files.UNFINISHED}")
                 self._refresh()
                 self._finish_if_complete()
             self._is_open = True
 
+    @property
+    def directory(self) -> Path:
+        """The directory of this pipeline's cache."""
+        return self._directory.path
+
     def _open_finished(self, manifest: dict[str, Any]) -> None:
-        parts = [(part["name"], part["num_records"]) for part in manifest["parts"]]
-        index = self._directory / str(manifest.get("index"))
+        index = self.directory / str(manifest.get("index"))
         try:
             self._table = np.load(index, mmap_mode="r")
         except Exception as failure:  # it evaluates the header, which raises anything
-            raise ValueError(f"{index}: damaged; delete {self._directory}") from failure
+            raise ValueError(f"{index}: damaged; delete {self.directory}") from failure
         if self._table.shape != (self._length,) or self._table.dtype != np.int64:
-            raise ValueError(f"{index}: expected {self._length} numbers; delete {self._directory}")
+            raise ValueError(f"{index}: expected {self._length} numbers; delete {self.directory}")
         self._index, self._checksums = index, bytes.fromhex(str(manifest.get("index_crc32")))
         self._is_verified = np.zeros(-(-self._length // _TABLE_BLOCK), bool)
-        self._parts = dict(parts)
-        self._files = files.opened(self._directory, parts) if parts else None
+        self._parts = manifest["parts"]
+        self._files = self._directory.opened(self._parts) if self._parts else None
         self._num_known = self._length
 
     @property
     def is_complete(self) -> bool:
-        """Whether all elements are stored, and nothing has to be computed any more."""
+        """See `MemoryStore.is_complete`."""
         self._open()
         return self._num_known == self._length
 
     @property
     def is_slow(self) -> bool:
-        """Whether its files are on slow storage, by recent reads."""
+        """See `MemoryStore.is_slow`; by recent reads."""
         return self._is_open and self._files is not None and self._files.is_slow
 
     def missing(self, index: Indices) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which of the elements at `index` are not stored, or not visible yet."""
+        """See `MemoryStore.missing`; also those that are not visible yet."""
         self._open()
         rows = self._rows(index)
         if self._num_known < self._length and (rows <= _ABSENT).any():
@@ -211,7 +157,7 @@ class DiskStore:
                         first = block * _TABLE_BLOCK
                         raise ValueError(
                             f"{self._index}: checksum mismatch at element {first}; delete "
-                            f"{self._directory}"
+                            f"{self.directory}"
                         )
                     self._is_verified[block] = True
         return self._table[index]
@@ -220,13 +166,8 @@ class DiskStore:
         """Whether the open part is large enough that there will be few of them."""
         return self._num_open * _PART_SHARE >= self._num_known
 
-    def start_read(self, index: Indices, reads: ReadQueue) -> StoredReads | None:
-        """Starts reading the elements at `index`, for `read`; `None` if that cannot be started.
-
-        Args:
-            index: Their indices.
-            reads: Limits the reads in flight.
-        """
+    def start_read(self, index: Indices, reads: ReadQueue) -> files.PendingRecords | None:
+        """See `MemoryStore.start_read`."""
         self._open()
         try:
             rows = self._rows(index)
@@ -234,24 +175,15 @@ class DiskStore:
             wanted = rows[rows > _ABSENT] - 1
             if opened is None or not len(wanted):
                 return None
-            return StoredReads(rows, opened.start(wanted, reads))
+            return files.PendingRecords(rows, opened.start(wanted, reads))
         except Exception as failure:
             raise_interrupt(failure)
             return None  # `read` finds the failing element
 
-    def read(self, index: Indices, pending: StoredReads | None = None) -> Iterator[Any]:
-        """Yields the elements at `index`, `MISSING` for those that are not visible.
-
-        Args:
-            index: Their indices.
-            pending: What `start_read` returned for them.
-
-        Raises:
-            GrainmillError: A file is damaged.
-            OSError: It cannot be read.
-        """
+    def read(self, index: Indices, pending: files.PendingRecords | None = None) -> Iterator[Any]:
+        """See `MemoryStore.read`."""
         self._open()
-        rows = self._rows(index) if pending is None else pending.rows
+        rows = self._rows(index) if pending is None else pending.wanted
         opened = self._files  # after the table: it has all records that the table refers to
         wanted = rows[rows > _ABSENT] - 1
         try:
@@ -267,11 +199,7 @@ class DiskStore:
             yield decoded(next(records)) if row > _ABSENT else MISSING
 
     def put(self, index: Sequence[int], elements: Sequence[Any]) -> None:
-        """Appends elements to the open part; a full disk ends the caching, with a warning.
-
-        Raises:
-            TypeError: One cannot be pickled.
-        """
+        """See `MemoryStore.put`; a full disk ends the caching, with a warning."""
         self._open()
         if not self._can_write or self._num_known == self._length:
             return
@@ -292,7 +220,7 @@ class DiskStore:
             if self._table[number] != _ABSENT:
                 continue
             if self._writer is None:
-                self._writer = files.PartWriter(self._directory)
+                self._writer = files.PartWriter(self.directory)
             self._writer.write(pieces)
             self._own.append(number)
             self._table[number] = _IN_OPEN_PART
@@ -319,7 +247,7 @@ class DiskStore:
         except (OSError, GrainmillError) as failure:
             raise_interrupt(failure)
             # Whoever finished the cache has removed what was unfinished.
-            is_finished = (self._directory / files.MANIFEST).exists()
+            is_finished = (self.directory / files.MANIFEST).exists()
             self._stop_writing(None if is_finished else failure)
             self._refresh()
             return
@@ -342,7 +270,7 @@ class DiskStore:
         self._can_write = False
         self._forget_open_part()
         if failure is not None:
-            files.warn_unwritable(self._directory, failure)
+            self._directory.warn_unwritable(failure)
 
     def _forget_open_part(self) -> None:
         writer, self._writer = self._writer, None
@@ -356,28 +284,27 @@ class DiskStore:
     def _check_process(self) -> None:
         """In a forked child: leaves the open part to the parent."""
         if self._writer is not None and not self._writer.is_own:
-            files.keep_if_inherited(self._writer)
             self._forget_open_part()
 
     def _refresh(self) -> None:
         """Adds the parts that others have made visible."""
         try:
-            changed_ns, now = self._directory.stat().st_mtime_ns, time.monotonic()
+            changed_ns, now = self.directory.stat().st_mtime_ns, time.monotonic()
             if changed_ns == self._listed_ns:
                 return
             if changed_ns != self._changed_ns:
                 self._changed_ns, self._change_seen_s = changed_ns, now
-            names = [entry.name for entry in os.scandir(self._directory)]
+            names = [entry.name for entry in os.scandir(self.directory)]
         except FileNotFoundError:
             return  # deleted by the user
         for name in sorted(names):
             if name.startswith("part-") and name.endswith(files.SUFFIX) and name not in self._parts:
-                part = RecordFiles([(str(self._directory / name), 0, None)], lazy=True)
+                part = RecordFiles([(str(self.directory / name), 0, None)], lazy=True)
                 count = len(part) - 1
                 listed = np.frombuffer(part.read_one(count), "<i8") if count >= 0 else ()
                 if len(listed) != count or min(listed) < 0 or max(listed) >= self._length:
                     raise ValueError(
-                        f"{self._directory / name}: not a part of this cache; delete the file"
+                        f"{self.directory / name}: not a part of this cache; delete the file"
                     )
                 self._add(name, listed)
         if now - self._change_seen_s > _TICK_S:
@@ -386,8 +313,8 @@ class DiskStore:
     def _add(self, name: str, index: Any) -> None:
         """Makes the elements of a part visible in this process."""
         first = sum(self._parts.values())
-        parts = {**self._parts, name: len(index) + 1}
-        part = files.opened(self._directory, [(name, len(index) + 1)])
+        added = {name: len(index) + 1}
+        parts, part = self._parts | added, self._directory.opened(added)
         joined = part if self._files is None else RecordFiles.joined([self._files, part])
         rows = self._table[index]
         new = index[rows <= _ABSENT]
@@ -406,31 +333,30 @@ class DiskStore:
         self._is_finished = True
         name = f"index-{files.new_name()}.npy"
         try:
-            with (self._directory / name).open("xb") as file:
+            with (self.directory / name).open("xb") as file:
                 np.save(file, self._table)
                 file.flush()
                 os.fsync(file.fileno())
             starts = range(0, self._length, _TABLE_BLOCK)
             checksums = [_crc32(self._table[start : start + _TABLE_BLOCK]) for start in starts]
-            files.write_manifest(
-                self._directory,
-                self.fingerprint(),
+            self._directory.write_manifest(
+                self.directory,
                 self._length,
                 self._parts,
                 index=name,
                 index_crc32=b"".join(checksums).hex(),
             )
-            for unfinished in self._directory.glob(f"*{files.UNFINISHED}"):
+            for unfinished in self.directory.glob(f"*{files.UNFINISHED}"):
                 unfinished.unlink(missing_ok=True)
         except BaseException as failure:
             # All elements are there, and later runs find them in the parts.
             with contextlib.suppress(OSError, ValueError):
-                manifest = files.read_manifest(self._directory)
+                manifest = self._directory.manifest()
                 if manifest is None or manifest.get("index") != name:
-                    (self._directory / name).unlink()
+                    (self.directory / name).unlink()
             if not isinstance(failure, OSError):
                 raise
-            files.warn_unwritable(self._directory, failure)
+            self._directory.warn_unwritable(failure)
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):

@@ -6,6 +6,9 @@ import pickle
 import struct
 from typing import Any, Final
 
+MISSING: Final = object()
+"""What a store gives in place of an element that it does not have."""
+
 # The first byte: a `bytes` object as it is, or a pickle that is followed by its buffers.
 _BYTES: Final = b"\0"
 _PICKLED: Final = 1

@@ -22,11 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from grainmill import _atomic_file
+from grainmill._cache.fingerprint import Fingerprint
 from grainmill._checkpoint.pipeline import reported
+from grainmill._interrupts import raise_interrupt
 from grainmill._native import ArrayRecordWriter, GrainmillError, RecordFiles
 
 if TYPE_CHECKING:
-    from grainmill._cache.fingerprint import Fingerprint
+    from grainmill._native import PendingRead
+    from grainmill._plan.node import Node
 
 MANIFEST: Final = "manifest.json"
 PIPELINE: Final = "pipeline.json"
@@ -40,131 +43,183 @@ _MAX_OTHERS_READ: Final = 16
 _logger = logging.getLogger("grainmill")
 
 
-def directory_of(path: str, fingerprint: Fingerprint) -> Path:
-    """The directory of one pipeline's cache below `path`, which need not exist."""
-    return Path(path) / f"{PREFIX}{fingerprint.digest}"
+class CacheDirectory:
+    """The directory of one pipeline's cache, below the user's path and named by the fingerprint.
 
-
-def described(fingerprint: Fingerprint) -> dict[str, Any]:
-    """What the files of a cache say about its pipeline."""
-    return {
-        "format": "grainmill cache",
-        "fingerprint": fingerprint.digest,
-        "pipeline": fingerprint.stages,
-        "code": fingerprint.code,
-    }
-
-
-def mode_of(fingerprint: Fingerprint) -> int:
-    """The mode of the directory of a cache; the system's mask applies."""
-    return 0o700 if fingerprint.is_private else 0o777
-
-
-def make_parent(directory: Path, fingerprint: Fingerprint) -> None:
-    """Makes the directory that a new cache is to be in; warns of other pipelines' caches in it.
-
-    Raises:
-        OSError: It cannot be made, or not written to.
-    """
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(directory.parent, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as failure:
-        raise type(failure)(
-            failure.errno, f"cannot write a cache: {failure.strerror}", str(directory.parent)
-        ) from failure
-    with contextlib.suppress(OSError):
-        warn_of_others(directory, fingerprint)
-
-
-def make_directory(directory: Path, fingerprint: Fingerprint) -> None:
-    """Makes the directory of a new cache, as `make_parent`, with a description of its pipeline."""
-    make_parent(directory, fingerprint)
-    directory.mkdir(mode_of(fingerprint), exist_ok=True)
-    if not (directory / PIPELINE).exists():
-        write_description(directory, fingerprint)
-
-
-def write_description(directory: Path, fingerprint: Fingerprint) -> None:
-    """Writes what made the elements in `directory`, whether or not it is finished."""
-    text = json.dumps(described(fingerprint), indent=1)
-    _atomic_file.write(directory / PIPELINE, text.encode())
-
-
-def warn_of_others(directory: Path, fingerprint: Fingerprint) -> None:
-    """Logs what differs from the pipelines of the caches that are beside `directory` already."""
-    others = []
-    if directory.parent.is_dir():
-        others = sorted(directory.parent.glob(f"{PREFIX}*/{PIPELINE}"))
-    if not others or (directory / PIPELINE).exists():
-        return
-    closest: list[str] = []
-    for other in others[:_MAX_OTHERS_READ]:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            saved = json.loads(other.read_text("utf-8"))
-            found = fingerprint.differences(saved["pipeline"], saved["code"])
-            if not closest or len(found) < len(closest):
-                closest = found
-    _logger.warning(
-        "%s has a cache of another pipeline, which is not used, and a new one is written beside "
-        "it: %s; delete what is no longer needed",
-        directory.parent,
-        reported(closest) if closest else "its description cannot be read",
-    )
-
-
-def read_manifest(directory: Path) -> dict[str, Any] | None:
-    """The manifest of a finished cache; `None` if it is not finished.
-
-    Raises:
-        ValueError: It, or a part that it names, is damaged.
-    """
-    path = directory / MANIFEST
-    try:
-        text = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        manifest: dict[str, Any] = json.loads(text)
-        is_intact = manifest.pop("sha256") == _digest(manifest)
-        parts = [
-            (str(part["name"]), int(part["num_records"]), int(part["byte_len"]))
-            for part in manifest["parts"]
-        ]
-        int(manifest["num_elements"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        is_intact, parts = False, []
-    if not is_intact:
-        raise ValueError(f"{path}: not the manifest of a cache; delete {directory}")
-    for name, _, byte_len in parts:
-        part = directory / name
-        found = part.stat().st_size if part.exists() else None
-        if found != byte_len:
-            has = "is missing" if found is None else f"has {found} bytes"
-            raise ValueError(f"{part}: expected {byte_len} bytes, but it {has}; delete {directory}")
-    return manifest
-
-
-def write_manifest(
-    directory: Path, fingerprint: Fingerprint, num_elements: int, parts: dict[str, int], **more: Any
-) -> None:
-    """Writes the manifest that makes a cache a finished one.
+    It is pickled with the fingerprint, so a worker process uses the same one.
 
     Args:
-        directory: Where the parts are.
-        fingerprint: What made them.
-        num_elements: The number of elements.
-        parts: The names of the files, with the number of records in each.
-        more: What else the manifest says.
+        root: The user's path.
+        kind: What kind of cache it is for.
+        parent: The plan whose elements are stored; `None` if the fingerprint is given.
+        fingerprint: What makes the elements.
     """
-    listed = [
-        {"name": name, "num_records": count, "byte_len": (directory / name).stat().st_size}
-        for name, count in parts.items()
-    ]
-    manifest = {**described(fingerprint), "num_elements": num_elements, **more, "parts": listed}
-    manifest["sha256"] = _digest(manifest)
-    _atomic_file.write(directory / MANIFEST, json.dumps(manifest, indent=1).encode())
+
+    def __init__(
+        self, root: str, kind: str, parent: Node | None, fingerprint: Fingerprint | None = None
+    ) -> None:
+        self._root = os.path.abspath(root)  # noqa: PTH100 - workers have other directories
+        self._kind = kind
+        self._parent = parent
+        if fingerprint is not None:
+            self.fingerprint = fingerprint
+
+    def for_parent(self, parent: Node) -> CacheDirectory:
+        """The one of another pipeline, below the same path."""
+        return CacheDirectory(self._root, self._kind, parent)
+
+    def share(self, worker: int, count: int) -> CacheDirectory:
+        """The one of the share of one of several workers."""
+        share = self.fingerprint.share(worker, count)
+        return CacheDirectory(self._root, self._kind, None, share)
+
+    def __reduce__(self) -> Any:
+        return CacheDirectory, (self._root, self._kind, None, self.fingerprint)
+
+    @functools.cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What makes the elements."""
+        assert self._parent is not None
+        return Fingerprint.of(self._parent, self._kind)
+
+    @functools.cached_property
+    def path(self) -> Path:
+        """The directory, which need not exist."""
+        return Path(self._root) / f"{PREFIX}{self.fingerprint.digest}"
+
+    @property
+    def mode(self) -> int:
+        """The mode of the directory; the system's mask applies."""
+        return 0o700 if self.fingerprint.is_private else 0o777
+
+    def make_root(self) -> None:
+        """Makes the user's path; warns of other pipelines' caches in it.
+
+        Raises:
+            OSError: It cannot be made, or not written to.
+        """
+        root = self.path.parent
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            if not os.access(root, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as failure:
+            raise type(failure)(
+                failure.errno, f"cannot write a cache: {failure.strerror}", str(root)
+            ) from failure
+        with contextlib.suppress(OSError):
+            self._warn_of_others()
+
+    def make(self) -> None:
+        """Makes the directory, as `make_root`, with a description of the pipeline."""
+        self.make_root()
+        self.path.mkdir(self.mode, exist_ok=True)
+        if not (self.path / PIPELINE).exists():
+            self.write_description(self.path)
+
+    def _described(self) -> dict[str, Any]:
+        """What the files say about the pipeline."""
+        return {
+            "format": "grainmill cache",
+            "fingerprint": self.fingerprint.digest,
+            "pipeline": self.fingerprint.stages,
+            "code": self.fingerprint.code,
+        }
+
+    def write_description(self, directory: Path) -> None:
+        """Writes what made the elements in `directory`, whether or not it is finished."""
+        text = json.dumps(self._described(), indent=1)
+        _atomic_file.write(directory / PIPELINE, text.encode())
+
+    def _warn_of_others(self) -> None:
+        """Logs what differs from the pipelines of the caches that are beside it already."""
+        others = sorted(self.path.parent.glob(f"{PREFIX}*/{PIPELINE}"))
+        if not others or (self.path / PIPELINE).exists():
+            return
+        closest: list[str] = []
+        for other in others[:_MAX_OTHERS_READ]:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                saved = json.loads(other.read_text("utf-8"))
+                found = self.fingerprint.differences(saved["pipeline"], saved["code"])
+                if not closest or len(found) < len(closest):
+                    closest = found
+        _logger.warning(
+            "%s has a cache of another pipeline, which is not used, and a new one is written "
+            "beside it: %s; delete what is no longer needed",
+            self.path.parent,
+            reported(closest) if closest else "its description cannot be read",
+        )
+
+    def manifest(self) -> dict[str, Any] | None:
+        """The manifest of a finished cache, as `write_manifest` takes it; `None` if there is none.
+
+        Raises:
+            ValueError: It, or a part that it names, is damaged.
+        """
+        path = self.path / MANIFEST
+        try:
+            text = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            content: dict[str, Any] = json.loads(text)
+            is_intact = content.pop("sha256") == _digest(content)
+            parts = [
+                (str(part["name"]), int(part["num_records"]), int(part["byte_len"]))
+                for part in content["parts"]
+            ]
+            int(content["num_elements"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            is_intact, parts = False, []
+        if not is_intact:
+            raise ValueError(f"{path}: not the manifest of a cache; delete {self.path}")
+        for name, _, byte_len in parts:
+            part = self.path / name
+            found = part.stat().st_size if part.exists() else None
+            if found != byte_len:
+                has = "is missing" if found is None else f"has {found} bytes"
+                raise ValueError(
+                    f"{part}: expected {byte_len} bytes, but it {has}; delete {self.path}"
+                )
+        return {**content, "parts": {name: count for name, count, _ in parts}}
+
+    def write_manifest(
+        self, directory: Path, num_elements: int, parts: dict[str, int], **more: Any
+    ) -> None:
+        """Writes the manifest that makes a cache a finished one.
+
+        Args:
+            directory: Where the parts are.
+            num_elements: The number of elements.
+            parts: The names of the files, with the number of records in each.
+            more: What else the manifest says.
+        """
+        listed = [
+            {"name": name, "num_records": count, "byte_len": (directory / name).stat().st_size}
+            for name, count in parts.items()
+        ]
+        content = {**self._described(), "num_elements": num_elements, **more, "parts": listed}
+        content["sha256"] = _digest(content)
+        _atomic_file.write(directory / MANIFEST, json.dumps(content, indent=1).encode())
+
+    def opened(self, parts: dict[str, int]) -> RecordFiles:
+        """The records of some parts as one sequence; a file is opened when it is first read."""
+        files = [(str(self.path / name), 0, count) for name, count in parts.items()]
+        return RecordFiles(files, lazy=True)
+
+    def warn_unwritable(self, failure: BaseException) -> None:
+        """Logs, once, that elements are computed but no longer cached."""
+        with _warn_lock:
+            if str(self.path) in _warned:
+                return
+            _warned.add(str(self.path))
+        _logger.warning(
+            "%s: elements are no longer cached, as writing failed: %s", self.path, failure
+        )
+
+
+_warned: Final[set[str]] = set()
+_warn_lock = threading.Lock()
 
 
 def _digest(manifest: dict[str, Any]) -> str:
@@ -172,14 +227,38 @@ def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def opened(directory: Path, parts: list[tuple[str, int]]) -> RecordFiles:
-    """The records of several parts as one sequence; a file is opened when it is first read.
+class PendingRecords:
+    """Records of a cache that are being read.
 
-    Args:
-        directory: Where the parts are.
-        parts: The name of each file, with the number of its records.
+    Attributes:
+        wanted: What they are the records of.
     """
-    return RecordFiles([(str(directory / name), 0, count) for name, count in parts], lazy=True)
+
+    def __init__(self, wanted: Any, reads: PendingRead) -> None:
+        self.wanted = wanted
+        self._reads = reads
+        self._records: list[bytes] | Exception | None = None
+
+    def wait(self) -> None:
+        """Waits for the reads."""
+        try:
+            self._records = self._reads.finish()
+        except Exception as failure:
+            raise_interrupt(failure)
+            self._records = failure
+
+    def records(self) -> list[bytes]:
+        """The records.
+
+        Raises:
+            Exception: One cannot be read.
+        """
+        if self._records is None:
+            self.wait()
+        if isinstance(self._records, Exception):
+            raise self._records
+        assert self._records is not None
+        return self._records
 
 
 def new_name() -> str:
@@ -268,8 +347,9 @@ class PartWriter:
         return self._pid == os.getpid()
 
     def abandon(self) -> None:
-        """Removes the file, unless a forked child inherited it."""
+        """Removes the file; a forked child that inherited it leaves it to its parent."""
         if not self.is_own:
+            _inherited.append(self)
             return
         with contextlib.suppress(OSError, GrainmillError):
             self._writer.close()
@@ -277,27 +357,5 @@ class PartWriter:
             self._path.unlink()
 
 
+# Dropping the parent's writer would write to the file.
 _inherited: Final[list[PartWriter]] = []
-
-
-def keep_if_inherited(writer: PartWriter) -> None:
-    """In a forked child, keeps the parent's writer: dropping it would write to the file."""
-    if not writer.is_own:
-        _inherited.append(writer)
-
-
-@functools.cache
-def _warned() -> set[str]:
-    return set()
-
-
-_warn_lock = threading.Lock()
-
-
-def warn_unwritable(directory: Path, failure: BaseException) -> None:
-    """Logs, once, that elements are computed but no longer cached."""
-    with _warn_lock:
-        if str(directory) in _warned():
-            return
-        _warned().add(str(directory))
-    _logger.warning("%s: elements are no longer cached, as writing failed: %s", directory, failure)

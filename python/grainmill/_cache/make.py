@@ -1,13 +1,23 @@
-"""Stores for the arguments of `cache`."""
+"""The stores of caches, each in memory or in files, and those for the arguments of `cache`.
+
+Those in memory, `MemoryStore` and `SequenceMemory`, say what the methods of both do.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from grainmill._cache.disk import DiskStore
+from grainmill._cache.files import CacheDirectory
 from grainmill._cache.memory import MemoryStore
-from grainmill._cache.sequence import SequenceFiles, SequenceMemory
+from grainmill._cache.sequence import (
+    FinishedFiles,
+    SequenceFiles,
+    SequenceMemory,
+    SequencePass,
+)
+from grainmill._memory import default_budget_bytes
 from grainmill._plan.arguments import checked_integer
 from grainmill._url import is_url, shown
 
@@ -16,25 +26,33 @@ if TYPE_CHECKING:
 
     from grainmill._plan.node import MapNode, Node
 
+ElementStore: TypeAlias = MemoryStore | DiskStore
+SequenceStore: TypeAlias = SequenceMemory | SequenceFiles
+StoredSequence: TypeAlias = SequenceMemory | FinishedFiles
+"""The first elements of a sequence, or all."""
+Pass: TypeAlias = SequenceMemory | SequencePass
+"""What takes the elements of one pass over a sequence."""
+
 
 def element_store(
     path: str | os.PathLike[str] | None, ram_budget_bytes: int | None
-) -> Callable[[MapNode], MemoryStore | DiskStore]:
+) -> Callable[[MapNode], ElementStore]:
     """What makes the store of `MapDataset.cache`, with its arguments checked."""
     where, budget_bytes = _checked(path, ram_budget_bytes)
     if where is None:
         return lambda parent: MemoryStore(budget_bytes, parent.length)
-    return lambda parent: DiskStore(where, parent, parent.length)
+    kind = "random access"
+    return lambda parent: DiskStore(CacheDirectory(where, kind, parent), parent.length)
 
 
 def sequence_store(
     path: str | os.PathLike[str] | None, ram_budget_bytes: int | None
-) -> Callable[[Node], SequenceMemory | SequenceFiles]:
+) -> Callable[[Node], SequenceStore]:
     """What makes the store of `IterDataset.cache`, with its arguments checked."""
     where, budget_bytes = _checked(path, ram_budget_bytes)
     if where is None:
         return lambda _: SequenceMemory(budget_bytes)
-    return lambda parent: SequenceFiles(where, parent)
+    return lambda parent: SequenceFiles(CacheDirectory(where, "sequence", parent))
 
 
 def _text(path: object) -> str:
@@ -43,7 +61,8 @@ def _text(path: object) -> str:
 
 def _checked(
     path: str | os.PathLike[str] | None, ram_budget_bytes: int | None
-) -> tuple[str | None, int | None]:
+) -> tuple[str | None, int]:
+    """The path, if any, and otherwise the limit: a quarter of the memory unless one is given."""
     if ram_budget_bytes is not None:
         if path is not None:
             raise ValueError(
@@ -52,7 +71,7 @@ def _checked(
             )
         ram_budget_bytes = checked_integer(ram_budget_bytes, "ram_budget_bytes", minimum=1)
     if path is None:
-        return None, ram_budget_bytes
+        return None, default_budget_bytes() if ram_budget_bytes is None else ram_budget_bytes
     if not isinstance(path, str | os.PathLike):
         raise TypeError(
             f"`path` must be a path or `None`, got {path!r} of type {type(path).__name__}"
@@ -62,4 +81,4 @@ def _checked(
         raise ValueError(f"`path` must be a directory of the local file system, got {_text(path)}")
     if not where:
         raise ValueError("`path` must not be empty")
-    return where, None
+    return where, 0

@@ -1,4 +1,4 @@
-"""Elements in memory within a bound: of one process, or shared by the workers of a pipeline."""
+"""Elements by index in memory, in bounds: of one process, or shared by a pipeline's workers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from grainmill._cache.encoding import decoded, encoded
-from grainmill._cache.missing import MISSING
-from grainmill._memory import default_budget_bytes
+from grainmill._cache.encoding import MISSING, decoded, encoded
 from grainmill._native import create_shared_file
 from grainmill._threads import at_fork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from grainmill._cache.files import PendingRecords
+    from grainmill._native import ReadQueue
     from grainmill._plan.node import Node
 
 Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
@@ -42,20 +42,21 @@ class MemoryStore:
     use, keeping those that came first serves as many reads as any other choice.
 
     Args:
-        budget_bytes: The limit; a quarter of the memory that this process may use if `None`.
+        budget_bytes: The limit.
         length: The number of elements.
     """
 
-    is_slow = False
+    is_complete = False  # whether all elements are stored for sure
+    is_slow = False  # whether it is on slow storage
 
-    def __init__(self, budget_bytes: int | None, length: int) -> None:
-        self.budget_bytes = default_budget_bytes() if budget_bytes is None else budget_bytes
+    def __init__(self, budget_bytes: int, length: int) -> None:
+        self.budget_bytes = budget_bytes
         self._length = length
         self._lock = threading.Lock()
         self._elements: _Shared | _Local | None = None
 
     def for_parent(self, parent: Node) -> MemoryStore:
-        """An empty store with the same limit, for another pipeline."""
+        """An empty store of this kind for another pipeline; here with the same limit."""
         return MemoryStore(self.budget_bytes, getattr(parent, "length", 0))
 
     def __reduce__(self) -> Any:
@@ -73,8 +74,26 @@ class MemoryStore:
         """Which of the elements at `index` are not stored."""
         return self._opened().missing(index)
 
-    def read(self, index: Indices) -> Iterator[Any]:
-        """Yields the elements at `index`, `MISSING` for those that are not stored."""
+    def start_read(self, index: Indices, reads: ReadQueue) -> None:
+        """Starts reading the elements at `index`, for `read`; `None` if that cannot be started.
+
+        Args:
+            index: Their indices.
+            reads: Limits the reads in flight.
+        """
+
+    def read(self, index: Indices, pending: PendingRecords | None = None) -> Iterator[Any]:
+        """Yields the elements at `index`, `MISSING` for those that are not stored.
+
+        Args:
+            index: Their indices.
+            pending: What `start_read` returned for them.
+
+        Raises:
+            GrainmillError: A file is damaged.
+            OSError: It cannot be read.
+        """
+        del pending
         elements = self._opened()
         for number in index.tolist():
             record = elements.get(number)
@@ -89,11 +108,6 @@ class MemoryStore:
         stored = self._opened()
         if not stored.is_full:
             stored.put(index, [encoded(element) for element in elements])
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing has to be computed any more, as far as is known."""
-        return False
 
 
 def _unpickled(budget_bytes: int, length: int, key: tuple[str, bytes] | None) -> MemoryStore:
@@ -111,15 +125,35 @@ def _made(budget_bytes: int, length: int) -> _Shared | _Local:
     return _Local(budget_bytes)
 
 
-class _Local:
+class Bounded:
+    """What keeps records in this process until one does not fit.
+
+    Attributes:
+        budget_bytes: The most bytes that they may take together.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self._left = budget_bytes  # -1 once a record did not fit
+        self._lock = threading.Lock()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a record did not fit, so that none is kept any more."""
+        return self._left < 0
+
+    def _takes(self, byte_len: int) -> bool:
+        """Whether there is room for another record; called with the lock."""
+        self._left = self._left - byte_len if byte_len <= self._left else -1
+        return self._left >= 0
+
+
+class _Local(Bounded):
     """Records by index, in this process."""
 
     def __init__(self, budget_bytes: int) -> None:
-        self._budget_bytes = budget_bytes
+        super().__init__(budget_bytes)
         self._records: dict[int, bytearray] = {}
-        self._num_bytes = 0
-        self._lock = threading.Lock()
-        self.is_full = False
 
     def missing(self, index: Indices) -> np.ndarray[Any, np.dtype[np.bool_]]:
         records = self._records
@@ -133,11 +167,8 @@ class _Local:
         with self._lock:
             for number, pieces in zip(index, records, strict=True):
                 record = bytearray().join(pieces)
-                self.is_full |= self._num_bytes + len(record) > self._budget_bytes
-                if self.is_full or number in self._records:
-                    continue
-                self._records[number] = record
-                self._num_bytes += len(record)
+                if number not in self._records and self._takes(len(record)):
+                    self._records[number] = record
 
 
 class _Shared:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from grainmill._cache.missing import MISSING
+from grainmill._cache.encoding import MISSING
 from grainmill._evaluate.element_sources import ElementSource
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._interrupts import raise_interrupt
@@ -17,6 +17,7 @@ from grainmill._interrupts import raise_interrupt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from grainmill._cache.make import ElementStore
     from grainmill._evaluate.element_sources import Indices
     from grainmill._evaluate.evaluator import Evaluator, PendingElements
     from grainmill._native import ReadQueue
@@ -32,7 +33,7 @@ class CacheSource(ElementSource["Indices"]):
     def __init__(self, node: plan.Cache, parent: Evaluator, reads: ReadQueue) -> None:
         self._reads = reads
         self._length = node.length
-        self._store = node.store
+        self._store: ElementStore = node.store
         self._parent = parent
         # The elements that a thread is computing, with a lock that it holds until they are stored.
         self._claims: dict[int, threading.Lock] = {}
@@ -63,9 +64,7 @@ class CacheSource(ElementSource["Indices"]):
         pending = None
         if len(missing) and self._parent.waits_for_storage:
             pending = self._parent.start_reads_at(missing)
-        stored = None
-        if self._store.is_slow:
-            stored = self._store.start_read(request, self._reads)
+        stored = self._store.start_read(request, self._reads) if self._store.is_slow else None
         return request, missing, pending, stored
 
     def wait(self, pending: Any) -> Any:
@@ -141,9 +140,7 @@ class CacheSource(ElementSource["Indices"]):
         if len(computed) == len(index):  # each index occurs once
             return Evaluated([computed[number] for number in index.tolist()], None)
         try:
-            stored = (
-                self._store.read(index) if pending is None else self._store.read(index, pending)
-            )
+            stored = self._store.read(index, pending)
             for number, element in zip(index.tolist(), stored, strict=True):
                 if number in computed:
                     # Elements at the same index must not share memory.

@@ -18,6 +18,7 @@ from grainmill._lazy_dataclass import lazy_dataclass
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from grainmill._cache.make import Pass, SequenceStore, StoredSequence
     from grainmill._cache.sequence import Ahead
     from grainmill._iterators.stage import StateAfter
     from grainmill._plan.node import Node, Share
@@ -25,20 +26,25 @@ if TYPE_CHECKING:
 _PULL_SIZE = 64
 
 
-@lazy_dataclass
-class StoredCache(SequentialNode):
-    """The elements of the parent, which are kept in `store` during the first pass over them.
+class Caching(SequentialNode):
+    """A step that keeps the elements of its parent, and hands them on."""
 
-    `store` is of another layer; `store.for_parent(node)` is one for the elements of another plan,
-    and `store.share(node, worker, count)` the one for a worker's share of these.
-    """
-
-    store: Any
-    dataset_name: ClassVar[str] = "StoredCacheIterDataset"
     keeps_spec: ClassVar[bool] = True
     saves: ClassVar[str] = "the position in the cache"
     parent_key: ClassVar[str | None] = "parent"
     keeps_length: ClassVar[bool] = True
+
+    def starts(self, state: State) -> list[Origin]:
+        """See `SequentialNode.starts`."""
+        return []
+
+
+@lazy_dataclass
+class StoredCache(Caching):
+    """The elements of the parent, which are kept in `store` during the first pass over them."""
+
+    store: SequenceStore
+    dataset_name: ClassVar[str] = "StoredCacheIterDataset"
 
     @classmethod
     def of(cls, parent: Node, make_store: Callable[[Node], Any]) -> Self:
@@ -48,19 +54,14 @@ class StoredCache(SequentialNode):
     def share(self, share: Share) -> Node:
         """See `Node.share`."""
         parent = share.of(self.parent)
-        return dataclasses.replace(
-            self, parents=(parent,), store=self.store.share(parent, share.worker, share.count)
-        )
+        store = self.store.share(share.worker, share.count)
+        return dataclasses.replace(self, parents=(parent,), store=store)
 
     def over(self, parents: tuple[Any, ...]) -> Self:
         """See `Node.over`."""
         if parents[0] is self.parents[0]:
             return self
         return dataclasses.replace(self, parents=parents, store=self.store.for_parent(parents[0]))
-
-    def starts(self, state: State) -> list[Origin]:
-        """See `SequentialNode.starts`."""
-        return []
 
     def origins(self, before: State, after: State) -> list[Origin]:
         """See `SequentialNode.origins`; what was in the store was computed at another time."""
@@ -69,8 +70,31 @@ class StoredCache(SequentialNode):
         return origins(self.parent, before["parent"], after["parent"])
 
 
+class CachingStage(Stage):
+    """Hands on elements of its parent, or those that it kept, from a position on."""
+
+    def __init__(self, node: Caching, parent: Stage) -> None:
+        super().__init__(parent)
+        self._name = node.dataset_name
+        self._cursor = Cursor(parent)
+        self._initial: State | None = None
+        self._position = 0
+
+    def _first_state(self) -> State:
+        """The parent's state at its start; called before it moves."""
+        if self._initial is None:
+            self._initial = self._cursor.stage.state()
+        return self._initial
+
+    def _refusal(self, count: int) -> ValueError:
+        return ValueError(
+            f"state of {self._name} was saved after {self._position} elements but there are "
+            f"{count}; restore needs the same data"
+        )
+
+
 @runs(StoredCache)
-class StoredCacheStage(Stage):
+class StoredCacheStage(CachingStage):
     """Takes an element from the store if it is there, else from its parent.
 
     A state has the position and, where the parent has been read up to there, the parent's state.
@@ -79,17 +103,13 @@ class StoredCacheStage(Stage):
     """
 
     def __init__(self, node: StoredCache, parent: Stage) -> None:
-        super().__init__(parent)
-        self._name = node.dataset_name
+        super().__init__(node, parent)
         self._store = node.store
-        self._cursor = Cursor(parent)
-        self._initial: State | None = None
-        self._position = 0
         self._parent_position = 0  # elements that the cursor is past
-        self._last: StateAfter = functools.partial(_state_at_point, self._cursor.position(), 0)
+        self._last: StateAfter = functools.partial(_state_at, 0, [self._cursor.position()])
         self._num_last = 0
-        self._pass: Any = None  # takes the elements of the pass that this is
-        self._opened: Any = None
+        self._pass: Pass | None = None  # takes the elements of the pass that this is
+        self._opened: StoredSequence | None = None
         self._ahead: Ahead = deque()  # reads of stored elements in flight
         self._singly = False  # whether to take one element at a time
 
@@ -146,8 +166,7 @@ class StoredCacheStage(Stage):
     def _store_elements(self, elements: list[Any], points: list[Position]) -> None:
         at = self._parent_position
         if at == 0 or self._pass is None:
-            if self._pass is not None:
-                self._pass.abandon()
+            self._abandon_pass()
             self._pass = self._store.begin()
         self._parent_position += len(elements)
         if elements:
@@ -177,17 +196,6 @@ class StoredCacheStage(Stage):
             if not elements:
                 raise self._refusal(self._parent_position)
 
-    def _refusal(self, count: int) -> ValueError:
-        return ValueError(
-            f"state of {self._name} was saved after {self._position} elements but there are "
-            f"{count}; restore needs the same data"
-        )
-
-    def _first_state(self) -> State:
-        if self._initial is None:
-            self._initial = self._cursor.stage.state()
-        return self._initial
-
     def state(self) -> State:
         """See `Stage.state`."""
         return self._last(self._num_last)
@@ -197,9 +205,7 @@ class StoredCacheStage(Stage):
         saved = Saved(self._name, state, ("parent", "position"))
         position = saved.index("position")
         self._first_state()
-        if self._pass is not None:
-            self._pass.abandon()
-            self._pass = None
+        self._abandon_pass()
         self._opened = stored = self._store.opened()
         parent = saved["parent"]
         if parent is not None and (stored is None or not stored.is_complete):
@@ -216,10 +222,13 @@ class StoredCacheStage(Stage):
 
     def close(self) -> None:
         """See `Stage.close`."""
+        self._abandon_pass()
+        super().close()
+
+    def _abandon_pass(self) -> None:
         if self._pass is not None:
             self._pass.abandon()
             self._pass = None
-        super().close()
 
 
 def _state(position: int, parent: State | None) -> State:
@@ -232,7 +241,3 @@ def _state_in_store(position: int, k: int) -> State:
 
 def _state_at(position: int, points: list[Position], k: int) -> State:
     return _state(position + k, state_at(points[k]))
-
-
-def _state_at_point(point: Position, position: int, _: int) -> State:
-    return _state(position, state_at(point))

@@ -577,7 +577,7 @@ def check_flat_map(transform: Any) -> None:
 class Cache(MapNode):
     """The elements of the first epoch of the parent, each computed once and kept in `store`.
 
-    `store` is of another layer; `store.for_parent(node)` is one for the elements of another plan.
+    `store` is of another layer, an `ElementStore` of `_cache/make.py`.
     """
 
     store: Any

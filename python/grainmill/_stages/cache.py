@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._evaluate.fuse import SKIPPED
-from grainmill._iterators.cursor import Cursor
-from grainmill._iterators.node import Origin, SequentialNode, origins, runs
+from grainmill._iterators.node import Origin, origins, runs
 from grainmill._iterators.position import Position, of_state, state_at
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Finish, Stage, State, StateAfter
+from grainmill._iterators.stored_cache import Caching, CachingStage
 from grainmill._lazy_dataclass import lazy_dataclass
 
 if TYPE_CHECKING:
@@ -25,21 +25,13 @@ _ALL = 1 << 62
 
 
 @lazy_dataclass
-class Cache(SequentialNode):
+class Cache(Caching):
     """Caches the elements of the first epoch."""
 
     dataset_name: ClassVar[str] = "CacheIterDataset"
-    keeps_spec: ClassVar[bool] = True
-    saves: ClassVar[str] = "the position in the cache"
-    parent_key: ClassVar[str | None] = "parent"
-    keeps_length: ClassVar[bool] = True
 
     def _arguments(self) -> str:
         return f"(parent={self.parent})"
-
-    def starts(self, state: State) -> list[Origin]:
-        """See `SequentialNode.starts`."""
-        return []
 
     def origins(self, before: State, after: State) -> list[Origin]:
         """See `SequentialNode.origins`."""
@@ -70,7 +62,7 @@ class CacheIterDataset(PlannedIterDataset[T_co]):
 
 
 @runs(Cache)
-class CacheStage(Stage):
+class CacheStage(CachingStage):
     """Reads its parent once.
 
     Restoring a state whose elements are not in memory reads the parent again from its start, up to
@@ -78,15 +70,11 @@ class CacheStage(Stage):
     """
 
     def __init__(self, node: Cache, parent: Stage) -> None:
-        super().__init__(parent)
-        self._name = node.dataset_name
-        self._cursor = Cursor(parent)
-        self._initial: State | None = None
+        super().__init__(node, parent)
         self._memory: list[Any] = []
         self._filled = False
         self._missing: int | None = None  # how many elements to read again after a restore
-        self._position = 0  # elements before the last block
-        self._last: Block | None = None
+        self._last: Block | None = None  # `_position` is the one before it
         self._reported_filled = False  # `cache_filled` in states
         self._restored: Position | None = None  # of the parent, until it is pulled from
 
@@ -150,17 +138,9 @@ class CacheStage(Stage):
             if not elements:
                 self._filled = True
                 if not self._reported_filled or len(self._memory) < self._position:
-                    raise ValueError(
-                        f"state of {self._name} was saved after {self._position} elements but "
-                        f"there are {len(self._memory)}; restore needs the same data"
-                    )
+                    raise self._refusal(len(self._memory))
                 break
         self._missing = None
-
-    def _first_state(self) -> State:
-        if self._initial is None:
-            self._initial = self._cursor.stage.state()
-        return self._initial
 
     def state(self) -> State:
         """See `Stage.state`."""
