@@ -11,10 +11,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from grainmill import _native
+from grainmill import GrainmillError, _native
 from grainmill._threads import start_thread
 from grainmill._tools.console import CommandError, ExitCode, byte_text
-from grainmill._tools.outputs import busy_error, exists_error, identities
+from grainmill._tools.outputs import Outputs, busy_error, exists_error, identities
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ _AHEAD = 64
 _LAST_JOURNAL_S = 5.0
 
 
-class BucketOutputs:
+class BucketOutputs(Outputs):
     """Objects that start with the same URL, and a journal which is an object, too.
 
     A bucket has no locks: the journal says which process writes, and when it has last said so. The
@@ -43,27 +43,22 @@ class BucketOutputs:
     Args:
         shards: The objects.
         output: The argument that names them.
-        kind: How they are written.
-        header: What is converted how; objects of another conversion are not kept.
-        force: Whether existing objects are replaced.
+        kind: See `Outputs`.
+        header: See `Outputs`.
+        force: See `Outputs`.
     """
 
     def __init__(
         self, shards: list[Shard], output: str, kind: Kind, header: dict[str, Any], *, force: bool
     ) -> None:
         name = output.rstrip("/").rpartition("/")[2]
-        self._shards = shards
         self._directory = shards[0].directory
-        self._journal = f"{self._directory}.{name}.converting"
-        self._kind = kind
-        self._header = header
-        self._force = force
-        self._lock = threading.Lock()
+        journal = f"{self._directory}.{name}.converting"
+        super().__init__(shards, journal, kind, header, force=force)
         # Those that may be visible without being known as complete, or have parts.
         self._begun: dict[str, str | None] = {}
         self._done: dict[str, list[Any]] = {}
         self._open: list[BucketWriting] = []
-        self._kept: frozenset[str] = frozenset()
         self._begun_before: frozenset[str] = frozenset()
         self._present: frozenset[str] = frozenset()
         self._before: dict[str, Any] | None = None
@@ -77,7 +72,6 @@ class BucketOutputs:
         self._thread: threading.Thread | None = None
         self._ends = threading.Event()
         self._failure: Exception | None = None
-        self.records: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         before = self._before = self._read()
@@ -111,19 +105,15 @@ class BucketOutputs:
             timer.start()
         is_needed = bool(self._done or self._begun)
         # The error that ends the conversion says more than one of these requests.
-        with contextlib.suppress(OSError, _native.GrainmillError):
+        with contextlib.suppress(OSError, GrainmillError):
             if is_needed or self._is_cancelled:  # which shows whether the server still answers
                 self._write(frozenset(), has_ended=True)
             if not is_needed:
                 self.remove_journal()
         timer.cancel()
 
-    def kept(self) -> frozenset[str]:
-        """See `Outputs`."""
-        return self._kept
-
     def existing(self) -> list[str]:
-        """See `Outputs`."""
+        """See `LocalOutputs`."""
         ours = self._kept | self._begun_before
         return [
             shard.path
@@ -132,7 +122,7 @@ class BucketOutputs:
         ]
 
     def open(self, shard: Shard) -> BucketWriting:
-        """See `Outputs`."""
+        """See `LocalOutputs`."""
         self._name(shard)
         replaces = self._force or shard.name in self._begun_before
         writing = BucketWriting(self, shard, self._kind, replaces=replaces)
@@ -155,11 +145,11 @@ class BucketOutputs:
         return f"{byte_text(sent)} uploaded"
 
     def byte_len(self) -> int:
-        """See `Outputs`."""
+        """See `LocalOutputs`."""
         return sum(found[0] for _, found in list(self._done.values()))
 
     def remove_journal(self) -> None:
-        """See `Outputs`."""
+        """See `LocalOutputs`."""
         self._end_thread()
         _native.remove_object(self._journal)
         self._thread = None
@@ -219,7 +209,7 @@ class BucketOutputs:
             if is_due or self._content(self._named) != self._written:
                 try:
                     self._write()
-                except (OSError, _native.GrainmillError) as error:
+                except (OSError, GrainmillError) as error:
                     self._failure = error
                     return
 
@@ -326,7 +316,7 @@ class BucketWriting:
 
     @property
     def records(self) -> Records:
-        """See `Writing`."""
+        """See `LocalWriting`."""
         return self._records
 
     @property
@@ -335,7 +325,7 @@ class BucketWriting:
         return self._writer.num_sent
 
     def finish(self, num_records: int, check: Callable[[str], None]) -> None:
-        """See `Writing`. An object can be checked only once it is visible."""
+        """See `LocalWriting`. An object can be checked only once it is visible."""
         try:
             self._records.close()
         except FileExistsError:
@@ -354,7 +344,7 @@ class BucketWriting:
         self._writer.cancel()
 
     def abort(self) -> None:
-        """See `Writing`."""
+        """See `LocalWriting`."""
         self._writer.abort()
         self._records.abort()
         may_be_visible = self._writer.may_be_visible and not self._is_removed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import re
@@ -10,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from grainmill._tools import formats, reading, tf_example
-from grainmill._tools.console import CommandError, ExitCode, print_json
+from grainmill._tools.console import CommandError, ExitCode, check_at_least, print_json
 from grainmill._url import shown
 
 if TYPE_CHECKING:
@@ -25,10 +24,7 @@ _HEX_WIDTH = 16
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of both commands."""
     is_head = parser.get_default("command") == "head"
-    parser.add_argument(
-        "paths", nargs="+", metavar="FILE", help="files, globs, name@N, directories"
-    )
-    parser.add_argument("--from", dest="format", choices=formats.READ, help="the files' format")
+    formats.add_inputs(parser)
     parser.add_argument(
         "--as",
         dest="view",
@@ -58,8 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
-    if options.count is not None and options.count < 0:
-        raise CommandError(f"--count must be at least 0, got {options.count}")
+    check_at_least("--count", options.count, 0)
     paths = formats.expanded(options.paths)
     chosen = getattr(options, "index", None)
     if chosen and len(paths) > 1:
@@ -166,10 +161,8 @@ def _as_dict(record: Any, view: str) -> dict[str, Any]:
         return {"record": tf_example.as_json(record)}
     if view == "hex":
         return {"hex": record.hex()}
-    try:
-        return {"text": record.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(record).decode("ascii")}
+    found = tf_example.shown(record)
+    return {"text": found} if isinstance(found, str) else found
 
 
 def plain(value: Any) -> Any:

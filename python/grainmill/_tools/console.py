@@ -51,6 +51,12 @@ class CommandError(Exception):
         self.code = code
 
 
+def check_at_least(option: str, value: int | None, minimum: int) -> None:
+    """Refuses a number that is too small; `None` is one that is not given."""
+    if value is not None and value < minimum:
+        raise CommandError(f"{option} must be at least {minimum}, got {value}")
+
+
 def check_local(option: str, path: str) -> None:
     """Refuses a URL where only a local file can be written."""
     if is_url(path):

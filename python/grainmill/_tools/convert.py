@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grainmill._sources.suffixes import COMPRESSED, GZIP
 from grainmill._threads import start_thread
@@ -24,17 +24,20 @@ from grainmill._tools.console import (
     ExitCode,
     Progress,
     byte_text,
+    check_at_least,
     count_text,
     print_json,
 )
 from grainmill._tools.copying import Copying, opened, total_of
 from grainmill._tools.local_outputs import LocalOutputs
-from grainmill._tools.outputs import Kind, Outputs, Shard, exists_error, identities
+from grainmill._tools.outputs import Kind, Shard, exists_error, identities
 from grainmill._url import identified, is_url
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
+
+    Outputs: TypeAlias = LocalOutputs | BucketOutputs
 
 _JOURNAL = "grainmill conversion"
 _STEP_S = 0.2
@@ -114,9 +117,8 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command."""
     started = time.monotonic()
     threads = options.threads if options.threads is not None else os.cpu_count() or 1
-    for name, value in (("--threads", threads), ("--shards", options.shards)):
-        if value is not None and value < 1:
-            raise CommandError(f"{name} must be at least 1, got {value}")
+    check_at_least("--threads", threads, 1)
+    check_at_least("--shards", options.shards, 1)
     _check_url(options.output)
     inputs = formats.expanded(options.inputs)
     detected = [formats.detect(path, options.source) for path in inputs]
@@ -443,9 +445,9 @@ class Conversion:
     def sample(self) -> list[Any]:
         """The first records, which decide about the columns of all outputs."""
         found: Any = parquet_output.Sample()
-        with self._opened(self._shards[0].inputs) as copying:
-            while not found.is_enough and copying.copy_to(found, 64, 1)[0]:
-                pass
+        copying = self._opened(self._shards[0].inputs)
+        while not found.is_enough and copying.copy_to(found, 64, 1)[0]:
+            pass
         return list(found.records)
 
     def _total_bytes(self, todo: list[Shard]) -> float:
@@ -467,13 +469,13 @@ class Conversion:
         )
 
     def _one_pass(self, kept: frozenset[str]) -> None:
-        with self._opened(self._shards[0].inputs) as copying:
-            for shard in self._shards:
-                assert shard.count is not None
-                if shard.name in kept:
-                    copying.skip(shard.count)
-                else:
-                    self._write(shard, copying, self._threads)
+        copying = self._opened(self._shards[0].inputs)
+        for shard in self._shards:
+            assert shard.count is not None
+            if shard.name in kept:
+                copying.skip(shard.count)
+            else:
+                self._write(shard, copying, self._threads)
 
     def _by_shard(self, todo: list[Shard]) -> None:
         """Writes shards in threads of their own, each with its part of the engine's."""
@@ -494,9 +496,9 @@ class Conversion:
                 shard, threads = next_shard()
                 if shard is None:
                     return
-                with self._opened(shard.inputs) as copying:
-                    copying.skip(shard.first)
-                    self._write(shard, copying, threads)
+                copying = self._opened(shard.inputs)
+                copying.skip(shard.first)
+                self._write(shard, copying, threads)
                 with self._lock:
                     num_left -= 1
 

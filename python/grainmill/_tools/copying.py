@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from grainmill._tools.formats import Format, Source
 
 
-class Copying(contextlib.AbstractContextManager["Copying"]):
+class Copying:
     """The next records of some inputs."""
 
     def copy_to(
@@ -37,46 +36,25 @@ class Copying(contextlib.AbstractContextManager["Copying"]):
         """Skips records; returns how many there were."""
         raise NotImplementedError
 
-    def __exit__(self, *error: object) -> None:
-        return None
-
 
 class InOrder(Copying):
-    """Files that are read from start to end by the engine."""
+    """A file that is read from start to end by the engine."""
 
-    def __init__(self, paths: Sequence[str], found: Sequence[Format]) -> None:
-        self._waiting = iter(list(zip(paths, found, strict=True)))
-        self._stream: _native.RecordStream | None = None
-        self._num_read = 0
+    def __init__(self, path: str, found: Format) -> None:
+        self._stream = _native.RecordStream(path, found.name)
+        self._num_read = 0  # opening a compressed file has read some of it
 
     def copy_to(
         self, output: _native.RecordOutput, max_records: int, threads: int
     ) -> tuple[int, float]:
-        while (stream := self._opened()) is not None:
-            count = output.copy_stream(stream, max_records, threads)
-            if count:
-                before, self._num_read = self._num_read, stream.stored_offset
-                return count, float(self._num_read - before)
-            self._stream = None
-        return 0, 0.0
+        count = output.copy_stream(self._stream, max_records, threads)
+        before, self._num_read = self._num_read, self._stream.stored_offset
+        return count, float(self._num_read - before)
 
     def skip(self, count: int) -> int:
-        left = count
-        while left and (stream := self._opened()) is not None:
-            skipped = stream.skip(left)
-            self._num_read = stream.stored_offset
-            if not skipped:
-                self._stream = None
-            left -= skipped
-        return count - left
-
-    def _opened(self) -> _native.RecordStream | None:
-        if self._stream is None:
-            path, found = next(self._waiting, ("", None))
-            if found is not None:
-                self._stream = _native.RecordStream(path, found.name)
-                self._num_read = 0  # opening a compressed file has read some of it
-        return self._stream
+        skipped = self._stream.skip(count)
+        self._num_read = self._stream.stored_offset
+        return skipped
 
 
 class Indexed(Copying):
@@ -190,19 +168,27 @@ def opened(
 ) -> Copying:
     """The records of files in their order, or in that of a seed: files of one format then."""
     inputs = list(zip(paths, found, byte_lens, strict=True))
-    if content == "same" and seed is None and all(each.in_order for each in found):
-        return InOrder(paths, found)
     runs = [list(run) for _, run in itertools.groupby(inputs, key=lambda each: each[1].name)]
-    parts = [functools.partial(_opened_alike, run, seed, content) for run in runs]
+    parts = [part for run in runs for part in _parts_of(run, seed, content)]
     return parts[0]() if len(parts) == 1 else Chained(parts)
 
 
+def _parts_of(
+    inputs: list[tuple[str, Format, int]], seed: int | None, content: str
+) -> Iterator[Callable[[], Copying]]:
+    """What opens the records of files of one format: one by one, or all at once."""
+    found = inputs[0][1]
+    if found.in_order and seed is None and content == "same":
+        for path, _, _ in inputs:
+            yield functools.partial(InOrder, path, found)
+    else:
+        yield functools.partial(_opened_alike, inputs, seed, content)
+
+
 def _opened_alike(inputs: list[tuple[str, Format, int]], seed: int | None, content: str) -> Copying:
-    """The records of files of one format."""
+    """The records of files of one format, of which Python sees each, or the engine any."""
     paths, found = [path for path, _, _ in inputs], inputs[0][1]
     if found.in_order and seed is None:
-        if content == "same":
-            return InOrder(paths, [found] * len(paths))
         return Objects(_stream_blocks(paths, found), _maker(content))
     source, byte_len = found.open(paths), sum(byte_len for _, _, byte_len in inputs)
     files = reading.files_of(source)

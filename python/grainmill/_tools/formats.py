@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from grainmill import _native, sources
-from grainmill._sources.paths import expand
 from grainmill._sources.suffixes import COMPRESSED, EXTENSIONS
 from grainmill._tools.console import CommandError, ExitCode
 from grainmill._url import identified, is_url
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
 _SHARD = re.compile(r"-\d{5,}-of-\d{5,}|@\d+")
@@ -132,6 +132,14 @@ WRITTEN = tuple(name for name, found in FORMATS.items() if found.written)
 _OTHER_COMPRESSED = (".bz2", ".xz", ".lzma", ".lz4", ".br", ".sz", ".snappy", ".zip")
 
 
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of a command that reads files: which, and their format."""
+    parser.add_argument(
+        "paths", nargs="+", metavar="FILE", help="files, globs, name@N, directories"
+    )
+    parser.add_argument("--from", dest="format", choices=READ, help="the files' format")
+
+
 def of_name(path: str) -> Format | None:
     """The format that the name of a file says, whatever the shard and the compression."""
     name = _SHARD.sub("", Path(identified(path)).name.lower())
@@ -207,7 +215,7 @@ def expanded(paths: Sequence[str]) -> list[str]:
 
 def _expanded(path: str) -> list[str]:
     try:
-        found = expand(path)
+        found = sources.expand_paths(path)
     except FileNotFoundError as error:
         raise CommandError(str(error), ExitCode.SYSTEM) from error
     if len(found) > 1 and Path(path).is_dir():  # without what is no file of records

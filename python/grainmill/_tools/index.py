@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument(
-        "paths", nargs="+", metavar="FILE", help="files, globs, name@N, directories"
-    )
-    parser.add_argument("--from", dest="format", choices=formats.READ, help="the files' format")
+    formats.add_inputs(parser)
     parser.add_argument(
         "-o",
         "--output",

@@ -19,10 +19,7 @@ _GZIP = b"\x1f\x8b"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument(
-        "paths", nargs="+", metavar="FILE", help="files, globs, name@N, directories"
-    )
-    parser.add_argument("--from", dest="format", choices=formats.READ, help="the files' format")
+    formats.add_inputs(parser)
     parser.add_argument(
         "--full",
         action="store_true",

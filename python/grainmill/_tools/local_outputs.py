@@ -6,14 +6,13 @@ import json
 import os
 import re
 import stat
-import threading
 import zlib
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from grainmill._atomic_file import sync_directory
 from grainmill._tools.console import CommandError, ExitCode
-from grainmill._tools.outputs import busy_error, exists_error, identity
+from grainmill._tools.outputs import Outputs, busy_error, exists_error, identity
 
 try:
     import fcntl
@@ -26,38 +25,32 @@ if TYPE_CHECKING:
     from grainmill._tools.outputs import Kind, Records, Shard
 
 
-class LocalOutputs:
+class LocalOutputs(Outputs):
     """Files of a directory; their journal is locked while a conversion runs.
 
     Args:
         shards: The files.
         output: The argument that names them.
-        kind: How they are written.
-        header: What is converted how; files of another conversion are not kept.
-        force: Whether existing files are replaced.
+        kind: See `Outputs`.
+        header: See `Outputs`.
+        force: See `Outputs`.
     """
 
     def __init__(
         self, shards: list[Shard], output: str, kind: Kind, header: dict[str, Any], *, force: bool
     ) -> None:
         name = Path(output).name or "output"
-        self._shards = shards
-        self._journal = Path(shards[0].directory) / f".{name}.converting"
-        self._kind = kind
-        self._header = header
-        self._force = force
+        journal = Path(shards[0].directory) / f".{name}.converting"
+        super().__init__(shards, str(journal), kind, header, force=force)
         self._file: IO[bytes] | None = None
-        self._lock = threading.Lock()
         self._is_ours = False
-        self._kept: frozenset[str] = frozenset()
         self._temporaries: set[Path] = set()
         self._claiming: set[Path] = set()
-        self.records: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         Path(self._shards[0].directory).mkdir(parents=True, exist_ok=True)
         try:
-            self._file = _locked(self._journal)
+            self._file = _locked(Path(self._journal))
             self._continue()
             self._end_claims()
             return self  # noqa: TRY300 - the `with` block follows, and an interrupt may come here
@@ -65,7 +58,7 @@ class LocalOutputs:
             if self._file is not None:
                 self._end(self._file)
             else:  # it may have been created
-                _remove_if_free(self._journal)
+                _remove_if_free(Path(self._journal))
             raise
 
     def __exit__(self, *error: object) -> None:
@@ -76,12 +69,8 @@ class LocalOutputs:
         if self._file is not None:
             self._end(self._file)
 
-    def kept(self) -> frozenset[str]:
-        """See `Outputs`."""
-        return self._kept
-
     def existing(self) -> list[str]:
-        """See `Outputs`."""
+        """The paths of those that there are already, and that are none of this conversion."""
         return [
             shard.path
             for shard in self._shards
@@ -89,7 +78,7 @@ class LocalOutputs:
         ]
 
     def open(self, shard: Shard) -> LocalWriting:
-        """See `Outputs`."""
+        """Begins one."""
         with self._lock:
             if not self._is_ours:  # until now the command could be refused
                 self._begin()
@@ -99,20 +88,13 @@ class LocalOutputs:
         self._claiming.discard(claimed)
         return writing
 
-    def cancel(self) -> None:
-        """Nothing: no file waits for the network."""
-
-    def status(self) -> str:
-        """See `Outputs`."""
-        return ""
-
     def byte_len(self) -> int:
-        """See `Outputs`."""
+        """The bytes of all outputs."""
         return sum(Path(shard.path).stat().st_size for shard in self._shards)
 
     def remove_journal(self) -> None:
-        """See `Outputs`."""
-        self._journal.unlink(missing_ok=True)
+        """Forgets what was finished, as everything is."""
+        Path(self._journal).unlink(missing_ok=True)
 
     def add(self, name: str, records: int, identity: list[int] | None) -> None:
         """Notes that a file is complete, before it gets its name: a later run compares both."""
@@ -178,7 +160,7 @@ class LocalOutputs:
             os.fsync(file)
         except OSError as error:
             os.ftruncate(file, before)  # what others append must not follow half a line
-            raise OSError(error.errno, error.strerror, str(self._journal)) from error
+            raise OSError(error.errno, error.strerror, self._journal) from error
 
 
 class LocalWriting:
@@ -219,11 +201,15 @@ class LocalWriting:
 
     @property
     def records(self) -> Records:
-        """See `Writing`."""
+        """Where its records go."""
         return self._records
 
     def finish(self, num_records: int, check: Callable[[str], None]) -> None:
-        """See `Writing`."""
+        """Completes it, under its name; `check` raises if what is written is not what it should be.
+
+        Raises:
+            CommandError: There is such a file already.
+        """
         self._records.close()
         check(str(self._temporary))
         self._outputs.add(self._shard.name, num_records, identity(str(self._temporary)))
@@ -235,7 +221,7 @@ class LocalWriting:
         self._end()
 
     def abort(self) -> None:
-        """See `Writing`."""
+        """Leaves nothing of it."""
         self._records.abort()
         self._end()
 

@@ -14,8 +14,8 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from grainmill import __version__
-from grainmill._native import GrainmillError, redacted
+from grainmill import GrainmillError, __version__
+from grainmill._native import redacted
 from grainmill._tools.console import EXIT_CODES, CommandError, ExitCode
 
 if TYPE_CHECKING:

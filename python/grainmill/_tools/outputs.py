@@ -9,8 +9,9 @@ same command continues there.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grainmill import _native
 from grainmill._tools.console import CommandError, ExitCode
@@ -18,8 +19,6 @@ from grainmill._tools.parquet_output import ParquetOutput
 from grainmill._url import is_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from grainmill._tools import formats
 
 
@@ -52,25 +51,8 @@ class Shard:
         return self.path.rpartition("/")[2] if is_url(self.path) else Path(self.path).name
 
 
-class Records(Protocol):
-    """An output that records are copied to: `RecordOutput` of the engine, or `ParquetOutput`."""
-
-    def copy_list(self, records: Any, num_threads: int = 1) -> int:
-        """Appends `bytes`, or rows."""
-
-    def copy_stream(
-        self, stream: _native.RecordStream, max_records: int, num_threads: int = 1
-    ) -> int:
-        """Appends some of the next records of a stream."""
-
-    def copy_indexed(self, files: _native.RecordFiles, indices: Any, num_threads: int = 1) -> int:
-        """Appends records by their position."""
-
-    def close(self) -> None:
-        """Completes the file."""
-
-    def abort(self) -> None:
-        """Closes it as it is."""
+Records: TypeAlias = "_native.RecordOutput | ParquetOutput"
+"""An output that records are copied to."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,59 +83,42 @@ class Kind:
         return _native.RecordOutput(path, self.format.name, options, writer)
 
 
-class Writing(Protocol):
-    """An output that is being written."""
-
-    @property
-    def records(self) -> Records:
-        """Where its records go."""
-
-    def finish(self, num_records: int, check: Callable[[str], None]) -> None:
-        """Completes it, under its name; `check` raises if what is written is not what it should be.
-
-        Raises:
-            CommandError: There is such a file already.
-        """
-
-    def abort(self) -> None:
-        """Leaves nothing of it."""
-
-
-class Outputs(Protocol):
+class Outputs:
     """The outputs of a conversion.
+
+    Args:
+        shards: The outputs.
+        journal: The path or URL of the journal.
+        kind: How they are written.
+        header: What is converted how; outputs of another conversion are not kept.
+        force: Whether existing outputs are replaced.
 
     Attributes:
         records: Of each output that is finished, by name.
     """
 
-    records: dict[str, int]
-
-    def __enter__(self) -> Self:
-        """Begins the conversion: no other one writes the same files then."""
-
-    def __exit__(self, *error: object) -> None:
-        """Ends it."""
+    def __init__(
+        self, shards: list[Shard], journal: str, kind: Kind, header: dict[str, Any], *, force: bool
+    ) -> None:
+        self._shards = shards
+        self._journal = journal
+        self._kind = kind
+        self._header = header
+        self._force = force
+        self._lock = threading.Lock()
+        self._kept: frozenset[str] = frozenset()
+        self.records: dict[str, int] = {}
 
     def kept(self) -> frozenset[str]:
         """The names of those that an interrupted run of this conversion has finished."""
-
-    def existing(self) -> list[str]:
-        """The paths of those that there are already, and that are none of this conversion."""
-
-    def open(self, shard: Shard) -> Writing:
-        """Begins one."""
+        return self._kept
 
     def cancel(self) -> None:
         """Makes all that wait for the network fail."""
 
     def status(self) -> str:
         """What is done besides encoding, for the progress line."""
-
-    def byte_len(self) -> int:
-        """The bytes of all outputs."""
-
-    def remove_journal(self) -> None:
-        """Forgets what was finished, as everything is."""
+        return ""
 
 
 def identity(path: str) -> list[Any] | None:

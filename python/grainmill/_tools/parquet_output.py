@@ -6,6 +6,7 @@ of Python objects, and a writer of all types and codecs would make every wheel l
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import importlib
 import os
@@ -423,14 +424,7 @@ def _all(records: Sequence[Any], row_of: Callable[[bytes], Any]) -> list[Any] | 
 
 def _first_odd(values: list[Any], fits: Callable[[list[Any]], bool]) -> int:
     """The position of the first value for which those up to it do not fit; all together do not."""
-    good, bad = 0, len(values)
-    while good + 1 < bad:
-        middle = (good + bad) // 2
-        if fits(values[:middle]):
-            good = middle
-        else:
-            bad = middle
-    return bad - 1
+    return bisect.bisect_right(range(1, len(values)), 0, key=lambda count: not fits(values[:count]))
 
 
 def _short(value: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import itertools
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grainmill import _native
@@ -126,14 +125,6 @@ def sample(path: str, found: Format, max_records: int) -> tuple[int, Lengths]:
             block = [at * (total - 1) // max(count - 1, 1) for at in block]
         lengths.add(map(byte_len, source.__getitems__(block)))
     return total, lengths
-
-
-def local_byte_len(path: str) -> int:
-    """The length of a local file, and 0 if there is none."""
-    try:
-        return Path(path).stat().st_size
-    except OSError:
-        return 0
 
 
 def json_object(record: bytes) -> dict[str, Any]:

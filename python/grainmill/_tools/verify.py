@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grainmill import _atomic_file, _native
-from grainmill._native import GrainmillError
+from grainmill import GrainmillError, _atomic_file, _native
 from grainmill._tools import formats, reading
 from grainmill._tools.console import (
     CommandError,
     ExitCode,
     Progress,
     byte_text,
+    check_at_least,
     check_local,
     count_text,
     print_json,
 )
+from grainmill._tools.outputs import identity
 from grainmill._url import identified, is_url, shown
 
 if TYPE_CHECKING:
@@ -37,10 +38,7 @@ _CACHE_BYTES = 64 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument(
-        "paths", nargs="+", metavar="FILE", help="files, globs, name@N, directories"
-    )
-    parser.add_argument("--from", dest="format", choices=formats.READ, help="the files' format")
+    formats.add_inputs(parser)
     parser.add_argument(
         "--manifest",
         metavar="MANIFEST",
@@ -57,8 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
-    if options.max_problems < 1:
-        raise CommandError(f"--max-problems must be at least 1, got {options.max_problems}")
+    check_at_least("--max-problems", options.max_problems, 1)
     if options.update and not options.manifest:
         raise CommandError("--update needs --manifest")
     if options.manifest:
@@ -70,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         expected = _read_manifest(manifest)
     # The lengths of objects would have to be asked for: then each file counts the same.
     is_far = any(map(is_url, paths))
-    lens = [1 if is_far else reading.local_byte_len(path) for path in paths]
+    lens = [1 if is_far else (identity(path) or [0])[0] for path in paths]
     progress = Progress("verify", sum(lens))
     found = []
     for number, path in enumerate(paths):
@@ -197,8 +194,7 @@ def _read_all(
             return _check_table(path, max_problems, tell)
         source = found.open([path])
     except (GrainmillError, ValueError) as error:
-        problem = str(error).removeprefix(f"{shown(path)}: ")
-        return {"records": 0, "problems": [{"problem": problem}]}
+        return {"records": 0, "problems": [{"problem": _in_file(path, error)}]}
     total, step, intact = len(source), reading.block_len(source), 0
     for first in range(0, total, step):
         tell(first / total, intact)
@@ -209,8 +205,7 @@ def _read_all(
                 source.__getitems__(block)
             except (GrainmillError, ValueError) as error:
                 if len(block) == 1:
-                    problem = str(error).removeprefix(f"{shown(path)}: ")
-                    problems.append({"record": block[0], "problem": problem})
+                    problems.append({"record": block[0], "problem": _in_file(path, error)})
                 else:  # one of them, or several: the others are checked all the same
                     half = len(block) // 2
                     pending += [block[half:], block[:half]]
@@ -219,6 +214,11 @@ def _read_all(
         if len(problems) >= max_problems:
             break
     return {"records": intact, "problems": problems}
+
+
+def _in_file(path: str, problem: object) -> str:
+    """A problem without the name of the file."""
+    return str(problem).removeprefix(f"{shown(path)}: ")
 
 
 def _check_table(
@@ -244,7 +244,7 @@ def _check_table(
         columns = [at for at, end in enumerate(bad_until) if end <= first]
         bad = np.zeros(min(step, *(end - first for end in [total, *ends])), np.bool_)
         for column, record, length, problem in table.check(first, len(bad), columns):
-            problems.setdefault(problem.removeprefix(f"{shown(path)}: "), record)
+            problems.setdefault(_in_file(path, problem), record)
             bad[record - first : record - first + length] = True
             bad_until[column] = max(bad_until[column], record + length)
         intact += 0 if ends else len(bad) - int(bad.sum())
