@@ -49,18 +49,48 @@ FACE_LAYERS = [
     {"_dataset"},
     {"_stages"},
     {"_loader"},
-    {"_sources", "_shared_memory_source", "_materialize"},
+    {"_sources", "_shared_memory_source"},
 ]
 # What is above the layers, and the files that import it.
 FACE_ABOVE = {
     "_beam": {"beam.py"},
+    "_materialize": {"ray.py", "_beam/files.py", "_beam/materialize.py"},
     "_tools": {"__main__.py"},
     "_as_grain": {"__init__.py", "as_grain.py"},
     "_src": set(),
     "_grain_path": set(),
 }
-# What the command line uses besides public modules: formats and storages, but no pipelines.
-BELOW_TOOLS = {"_atomic_file", "_index_file", "_native", "_sources", "_threads", "_url"}
+# Programs over the package: they use its public names, each other, and what is listed here.
+PROGRAMS = {"_tools", "_beam", "_materialize", "ray"}
+PRIVATE_OF_PROGRAMS = {
+    "_tools": {
+        # The engine on whole files, below what sources are: all formats from start to end, copies
+        # that touch no Python object per record, checks of all bytes, uploads to be continued.
+        *("_native.FileBytes", "_native.ObjectWriter", "_native.ParquetFiles"),
+        *("_native.Permutation", "_native.RecordFiles", "_native.RecordOutput"),
+        *("_native.RecordStream", "_native.abort_upload", "_native.list_objects"),
+        *("_native.masked_crc32c", "_native.object_identities", "_native.read_object"),
+        *("_native.remove_object", "_native.verify_array_record"),
+        # The files of a source, where a record of it is, and the index of its files.
+        *("._files", "._record_location", "_index_file.read_entries"),
+        # Rules that have one place: what of a URL is a secret, what names of files end with, how
+        # threads are started and files are written.
+        *("_native.redacted", "_url.absolute", "_url.identified", "_url.is_url", "_url.shown"),
+        *(f"_sources.suffixes.{name}" for name in ("COMPRESSED", "EXTENSIONS", "GZIP")),
+        *("_threads.start_thread", "_atomic_file.sync_directory", "_atomic_file.write"),
+        # What `python -m grainmill.as_grain` calls, and a verdict where nothing uses the elements.
+        *("as_grain._main", "._verdict_of_pipeline"),
+        # Of `argparse`.
+        *("._actions", "._format_action_invocation"),
+    },
+    # Files that Beam opens, read by the engine.
+    "_beam": {"_native.RecordFiles", "_native.RecordStream"},
+    # How checkpoints tell pipelines apart, and how workers get functions of the main script.
+    "_materialize": {
+        *(f"_checkpoint.pipeline.{name}" for name in ("described", "differences", "reported")),
+        *("_dataset.iter_dataset.node_of", "_workers.by_value.dumps"),
+    },
+}
 
 # Accepted upward references: (file, layer) -> why.
 CORE_EXCEPTIONS: dict[tuple[str, str], str] = {}
@@ -322,21 +352,68 @@ def test_what_is_above_the_layers_is_imported_by_its_public_module_only():
     assert importers == FACE_ABOVE
 
 
-def test_beam_uses_layers_only():
-    for file, module, _ in face_imports():
-        if layer_in_face(file) == "_beam" and module.startswith("grainmill."):
-            used = layer_in_face(module)
-            assert used == "_beam" or rank_of(used, FACE_LAYERS) is not None, (file, module)
+def is_private(name: str) -> bool:
+    """Whether a dotted name has a part that begins with one underscore."""
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
-def test_tools_use_formats_and_public_modules():
-    used = {
-        layer_in_face(module)
-        for file, module, _ in face_imports()
-        if layer_in_face(file) == "_tools" and module.startswith("grainmill.")
-    }
-    private = {name for name in used if name.startswith("_") and not name.startswith("__")}
-    assert private <= BELOW_TOOLS | {"_tools"}
+def private_names_in(tree: ast.Module) -> set[str]:
+    """The private modules and names of the package that a file uses, and attributes as `.name`."""
+    imported = {}
+    used = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            used |= {a.name for a in node.names}
+            roots = {a.name.split(".")[0] for a in node.names if not a.asname}
+            imported |= {root: root for root in roots}
+            imported.update({a.asname: a.name for a in node.names if a.asname})
+        elif isinstance(node, ast.ImportFrom):
+            imported.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
+    used, modules = used | set(imported.values()), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            if owner in imported:
+                modules.add(imported[owner])
+                used.add(f"{imported[owner]}.{node.attr}")
+            elif owner not in {"self", "cls"}:
+                used.add(f".{node.attr}")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"getattr", "hasattr"}:
+            name = node.args[1]
+            used |= {f".{name.value}"} if isinstance(name, ast.Constant) else set()
+    ours = {name for name in used - modules if name.startswith((".", "grainmill."))}
+    found = {name for name in ours if is_private(name) and layer_in_face(name) not in PROGRAMS}
+    return {name.removeprefix("grainmill.") for name in found}
+
+
+def test_programs_use_public_names_and_listed_ones():
+    used: dict[str, set[str]] = {}
+    for path in sorted(FACE.rglob("*.py")):
+        layer = layer_in_face(str(path.relative_to(FACE)))
+        if layer in PROGRAMS:
+            names = private_names_in(ast.parse(path.read_text("utf-8")))
+            if names:
+                used[layer] = used.get(layer, set()) | names
+    assert used == PRIVATE_OF_PROGRAMS
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from grainmill import MapDataset, _native as n\nn.f(n._g)", {"_native.f", "_native._g"}),
+        ("from grainmill._url import shown", {"_url.shown"}),
+        ("import grainmill._tree\ngrainmill._tree.leaves", {"_tree"}),
+        ("import grainmill._tree as t\nt.leaves", {"_tree.leaves"}),
+        ("from grainmill import as_grain\nas_grain._main()", {"as_grain._main"}),
+        ("from grainmill.sources import _x\n_x", {"sources._x"}),
+        ("def f(self, ds):\n    self._own, ds._node, self.ds._plan.x", {"._node", "._plan"}),
+        ("getattr(x, '_files', None)\nhasattr(x, 'files')", {"._files"}),
+        ("from grainmill._tools import reading\nfrom grainmill import __version__", set()),
+        ("import os\nos.path._x\nos._y", {"._x"}),
+    ],
+)
+def test_private_names_are_found(source, found):
+    assert private_names_in(ast.parse(source)) == found
 
 
 def test_imports_stand_on_top():

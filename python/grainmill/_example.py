@@ -27,8 +27,7 @@ def to_example(element: Mapping[str, Any]) -> bytes:
         ValueError: An integer does not fit into 64 bits with a sign.
 
     Example:
-        >>> from grainmill.beam import to_example
-        >>> to_example({"label": 7})
+        >>> grain.transforms.to_example({"label": 7})
         b'\n\x10\n\x0e\n\x05label\x12\x05\x1a\x03\n\x01\x07'
     """
     features = []

@@ -5,6 +5,9 @@ content of a shard depends on the pipeline and the numbers only, so that a shard
 twice, and at the same time, with the same result.
 """
 
+from __future__ import annotations
+
+import contextlib
 import dataclasses
 import json
 import os
@@ -12,44 +15,21 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import cloudpickle
 
+from grainmill import GrainmillError, MapDataset, ReadOptions
 from grainmill._checkpoint.pipeline import described, differences, reported
 from grainmill._dataset.iter_dataset import node_of
-from grainmill._dataset.map_dataset import MapDataset
-from grainmill._native import ArrayRecordWriter, GrainmillError
-from grainmill._plan.options import ReadOptions
 from grainmill._workers import by_value
+from grainmill.array_record import ArrayRecordWriter
 
 Serialize: TypeAlias = Callable[[Any], bytes]
 
 MANIFEST_SUFFIX = "materialize.json"
 # A longer dataset has no end for practical purposes, such as that of `repeat()`.
 _MAX_ELEMENTS = 1 << 48
-
-
-class Store(Protocol):
-    """Where shards are written. Whatever it writes appears under its name when it is complete."""
-
-    def exists(self, path: str) -> bool:
-        """Whether there is a file."""
-
-    def read_text(self, path: str) -> str | None:
-        """The text of a file; `None` if there is none."""
-
-    def write_text(self, path: str, text: str) -> None:
-        """Writes a small file."""
-
-    def write_records(self, path: str, records: Iterable[bytes], options: str) -> int:
-        """Writes an ArrayRecord file; returns the number of its records."""
-
-    def remove(self, path: str) -> None:
-        """Deletes a file, if there is one."""
-
-    def remove_parts(self, prefix: str, suffix: str) -> None:
-        """Deletes what writers of such paths that were killed have left."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +68,7 @@ class Job:
     manifest: dict[str, Any]
     overwrite: bool
 
-    def begin(self, store: Store) -> list[int]:
+    def begin(self, store: LocalStore) -> list[int]:
         """Checks what is there already, and writes the manifest.
 
         Returns:
@@ -130,11 +110,11 @@ class Job:
             return "it is damaged"
         return f"the shards are of another pipeline: {reported(found)}" if found else None
 
-    def write(self, shard: int, store: Store) -> int:
+    def write(self, shard: int, store: LocalStore) -> int:
         """Writes a shard; returns the number of its records."""
         return store.write_records(self.shards.path(shard), self._records(shard), self.options)
 
-    def finish(self, store: Store) -> list[str]:
+    def finish(self, store: LocalStore) -> list[str]:
         """Cleans up after all shards have been written; returns their paths."""
         shards = self.shards
         store.remove_parts(f"{shards.prefix}-", f"-of-{shards.num_shards:05}{shards.suffix}")
@@ -197,17 +177,13 @@ def job_of(
     return Job(pickled, shards, options.options, manifest, options.overwrite)
 
 
-def write_part(path: Path, final: Path, records: Iterable[bytes], options: str) -> int:
-    """Writes `path` and renames it to `final`; leaves neither behind if that fails."""
+def write_part(path: Path, records: Iterable[bytes], options: str) -> int:
+    """Writes an ArrayRecord file; returns the number of its records."""
     count = 0
-    try:
-        with ArrayRecordWriter(str(path), options) as writer:
-            for record in records:
-                writer.write(record)
-                count += 1
-        path.replace(final)
-    finally:
-        path.unlink(missing_ok=True)
+    with ArrayRecordWriter(str(path), options) as writer:
+        for record in records:
+            writer.write(record)
+            count += 1
     return count
 
 
@@ -216,8 +192,20 @@ def part_name(path: str) -> str:
     return f"{path}.{uuid.uuid4().hex}.part"
 
 
+@contextlib.contextmanager
+def _placed(path: str) -> Iterator[Path]:
+    """A temporary name, whose file is renamed to `path` at the end, or deleted."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    part = Path(part_name(path))
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 class LocalStore:
-    """Mounted file systems."""
+    """Mounted file systems; whatever it writes appears under its name when it is complete."""
 
     def exists(self, path: str) -> bool:
         """Whether there is a file."""
@@ -229,18 +217,13 @@ class LocalStore:
 
     def write_text(self, path: str, text: str) -> None:
         """Writes a small file."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        part = Path(part_name(path))
-        try:
+        with _placed(path) as part:
             part.write_text(text, "utf-8")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
 
     def write_records(self, path: str, records: Iterable[bytes], options: str) -> int:
         """Writes an ArrayRecord file; returns the number of its records."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        return write_part(Path(part_name(path)), Path(path), records, options)
+        with _placed(path) as part:
+            return write_part(part, records, options)
 
     def remove(self, path: str) -> None:
         """Deletes a file, if there is one."""

@@ -17,7 +17,7 @@ from grainmill._beam.read import (
     ReadFromTFRecordIndexed,
 )
 from grainmill._beam.write import WriteToArrayRecord
-from grainmill._example import to_example
+from grainmill.transforms import to_example
 
 __all__ = [
     "ConvertTFRecordToArrayRecord",

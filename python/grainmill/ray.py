@@ -15,10 +15,9 @@ except ImportError as failure:
         "`grainmill.ray` needs the package `ray`: pip install 'grainmill[ray]'"
     ) from failure
 
-from grainmill._dataset.map_dataset import MapDataset
-from grainmill._example import to_example
+from grainmill import MapDataset, ReadOptions
 from grainmill._materialize import Job, JobOptions, LocalStore, job_of
-from grainmill._plan.options import ReadOptions
+from grainmill.transforms import to_example
 
 __all__ = ["materialize", "to_example"]
 

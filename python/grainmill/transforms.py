@@ -21,6 +21,7 @@ from grainmill._plan.transforms import (
 )
 
 if TYPE_CHECKING:
+    from grainmill._example import to_example
     from grainmill._images import DecodeImage, DecodeRandomCrop
     from grainmill._parsing.example import Feature, ParseExample
     from grainmill._parsing.json import JsonField, ParseJson
@@ -37,6 +38,7 @@ else:
             "ParseExample": "grainmill._parsing.example",
             "ParseJson": "grainmill._parsing.json",
             "Tokenize": "grainmill._parsing.tokenize",
+            "to_example": "grainmill._example",
         },
     )
 
@@ -58,6 +60,7 @@ __all__ = [
     "Tokenize",
     "Transformation",
     "Transformations",
+    "to_example",
 ]
 
 

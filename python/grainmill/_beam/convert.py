@@ -9,9 +9,7 @@ import apache_beam as beam
 
 from grainmill._beam.files import BeamStore, absolute, matched
 from grainmill._beam.tfrecord import TFRecordFile, TFRecordReader, counted, records
-from grainmill._beam.write import Names
-
-_TEMPLATE = "-SSSSS-of-NNNNN"
+from grainmill._beam.write import TEMPLATE, Names
 
 
 class ConvertTFRecordToArrayRecord(beam.PTransform):  # type: ignore[misc]
@@ -70,7 +68,7 @@ class ConvertTFRecordToArrayRecord(beam.PTransform):  # type: ignore[misc]
         if num_shards is not None and num_shards < 1:
             raise ValueError(f"`num_shards` must be at least 1, got {num_shards}")
         self._pattern = absolute(file_pattern)
-        self._names = Names(absolute(file_path_prefix), _TEMPLATE, file_name_suffix)
+        self._names = Names(absolute(file_path_prefix), TEMPLATE, file_name_suffix)
         self._num_shards, self._options = num_shards, options
         self._compression, self._overwrite = compression_type, overwrite
 
@@ -84,51 +82,37 @@ class ConvertTFRecordToArrayRecord(beam.PTransform):  # type: ignore[misc]
             The paths of the output files.
         """
         self._names.check(overwrite=self._overwrite)
-        paths = (
-            pbegin | "Pattern" >> beam.Create([self._pattern]) | "Match" >> beam.FlatMap(_matching)
-        )
-        if self._num_shards is None:
-            written = (
-                paths
-                | "Spread files" >> beam.Reshuffle()
-                | "Convert" >> beam.Map(_converted, self._names, self._options, self._compression)
-            )
-            return _finished(pbegin, written, self._names)
+        names, num_shards, options = self._names, self._num_shards, self._options
         files = (
-            paths
-            | "Spread files" >> beam.Reshuffle()
-            | "Count" >> beam.Map(_counted, self._compression)
-        )
-        written = (
             pbegin
-            | "Shards" >> beam.Create(range(self._num_shards))
-            | "Spread shards" >> beam.Reshuffle()
-            | "Write"
-            >> beam.Map(
-                _write_shard,
-                self._names,
-                self._num_shards,
-                self._options,
-                beam.pvalue.AsList(files),
-            )
+            | "Pattern" >> beam.Create([self._pattern])
+            | "Match" >> beam.FlatMap(_matching)
+            | "Spread files" >> beam.Reshuffle()
         )
-        return _finished(pbegin, written, self._names)
-
-
-def _finished(pbegin: Any, written: Any, names: Names) -> Any:
-    """The paths, after what writers that were killed have left is deleted."""
-    finish = beam.FlatMap(_cleaned, names, beam.pvalue.AsList(written))
-    return pbegin | "Once" >> beam.Create([None]) | "Finish" >> finish
+        if num_shards is None:
+            convert = beam.Map(_converted, names, options, self._compression)
+            written = files | "Convert" >> convert
+        else:
+            counts = beam.pvalue.AsList(files | "Count" >> beam.Map(_counted, self._compression))
+            written = (
+                pbegin
+                | "Shards" >> beam.Create(range(num_shards))
+                | "Spread shards" >> beam.Reshuffle()
+                | "Write" >> beam.Map(_write_shard, names, num_shards, options, counts)
+            )
+        finish = beam.FlatMap(_cleaned, names, beam.pvalue.AsList(written))
+        return pbegin | "Once" >> beam.Create([None]) | "Finish" >> finish
 
 
 def _cleaned(_: None, names: Names, paths: list[str]) -> list[str]:
+    """The paths, after what writers that were killed have left is deleted."""
     BeamStore().remove_parts(f"{names.prefix}-", names.suffix)
     return paths
 
 
 def _matching(pattern: str) -> list[tuple[str, int, int]]:
     """The input files, each with its number and the number of all."""
-    paths = [str(one.path) for one in matched(pattern)]
+    paths = matched(pattern)
     return [(path, number, len(paths)) for number, path in enumerate(paths)]
 
 

@@ -5,6 +5,7 @@ it needs; they are written to a local temporary file first, of one shard at a ti
 """
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import tempfile
@@ -14,11 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from apache_beam.io.filesystem import BeamIOError, CompressionTypes, FileMetadata
+from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
 from grainmill import _native
 from grainmill._materialize import LocalStore, part_name, write_part
+from grainmill.array_record import ArrayRecordWriter
 
 _COPY_LEN = 1 << 20
 _BINARY = "application/octet-stream"
@@ -35,8 +37,8 @@ def absolute(path: str | os.PathLike[str]) -> str:
     return str(Path(path).absolute()) if is_local(path) else path
 
 
-def matched(pattern: str, *, allow_none: bool = False) -> list[FileMetadata]:
-    """The files that match a pattern, in the order of their names.
+def matched(pattern: str, *, allow_none: bool = False) -> list[str]:
+    """The paths of the files that match a pattern, in order.
 
     Raises:
         FileNotFoundError: There is none.
@@ -44,7 +46,38 @@ def matched(pattern: str, *, allow_none: bool = False) -> list[FileMetadata]:
     (match,) = FileSystems.match([pattern])
     if not match.metadata_list and not allow_none:
         raise FileNotFoundError(f"no file matches `{pattern}`")
-    return sorted(match.metadata_list, key=lambda metadata: str(metadata.path))
+    return sorted(str(metadata.path) for metadata in match.metadata_list)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockFile:
+    """A file of records that is read in blocks, the same ones by every worker.
+
+    Attributes:
+        path: The path of the file.
+        num_records: How many records there are.
+        byte_len: Their bytes, about.
+        starts: The number of the first record of each block.
+    """
+
+    path: str
+    num_records: int
+    byte_len: float
+    starts: Sequence[int]
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks there are."""
+        return len(self.starts)
+
+    @property
+    def block_len(self) -> float:
+        """The mean size of a block in bytes."""
+        return self.byte_len / max(self.num_blocks, 1)
+
+    def start(self, block: int) -> int:
+        """The number of the first record of a block, or of all records."""
+        return self.starts[block] if block < self.num_blocks else self.num_records
 
 
 def opened(path: str) -> _native.RecordFiles:
@@ -79,10 +112,8 @@ def open_bytes(path: str, compression: str) -> BinaryIO:
     return cast("BinaryIO", FileSystems.open(path, _BINARY, compression_type=compression))
 
 
-class BeamStore:
+class BeamStore(LocalStore):
     """Beam's file systems."""
-
-    _local = LocalStore()
 
     def exists(self, path: str) -> bool:
         """Whether there is a file."""
@@ -98,7 +129,7 @@ class BeamStore:
     def write_text(self, path: str, text: str) -> None:
         """Writes a small file."""
         if is_local(path):
-            self._local.write_text(path, text)
+            super().write_text(path, text)
             return
         with _placed(path) as part, _created(part) as out:
             out.write(text.encode("utf-8"))
@@ -106,10 +137,10 @@ class BeamStore:
     def write_records(self, path: str, records: Iterable[bytes], options: str) -> int:
         """Writes an ArrayRecord file; returns the number of its records."""
         if is_local(path):
-            return self._local.write_records(path, records, options)
+            return super().write_records(path, records, options)
         with tempfile.TemporaryDirectory(prefix="grainmill-") as folder:
             local = Path(folder, "shard")
-            count = write_part(Path(folder, "part"), local, records, options)
+            count = write_part(local, records, options)
             with _placed(path) as part:
                 _upload(local, part)
         return count
@@ -122,10 +153,9 @@ class BeamStore:
     def remove_parts(self, prefix: str, suffix: str) -> None:
         """Deletes what writers of such paths that were killed have left."""
         if is_local(prefix):
-            self._local.remove_parts(prefix, suffix)
+            super().remove_parts(prefix, suffix)
             return
-        found = matched(f"{prefix}*{suffix}.*.part", allow_none=True)
-        parts = [str(one.path) for one in found]
+        parts = matched(f"{prefix}*{suffix}.*.part", allow_none=True)
         if parts:
             FileSystems.delete(parts)
 
@@ -142,7 +172,7 @@ class PartWriter:
             self._folder = tempfile.TemporaryDirectory(prefix="grainmill-")
             local = str(Path(self._folder.name, "part"))
         self._local = local
-        self._writer = _native.ArrayRecordWriter(local, options)
+        self._writer = ArrayRecordWriter(local, options)
 
     def write(self, record: bytes) -> None:
         """Appends a record."""

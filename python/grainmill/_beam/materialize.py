@@ -6,10 +6,9 @@ from typing import Any
 
 import apache_beam as beam
 
+from grainmill import MapDataset, ReadOptions
 from grainmill._beam.files import BeamStore, absolute
-from grainmill._dataset.map_dataset import MapDataset
 from grainmill._materialize import Job, JobOptions, job_of
-from grainmill._plan.options import ReadOptions
 
 
 class MaterializeDataset(beam.PTransform):  # type: ignore[misc]

@@ -123,7 +123,7 @@ def convert_tf_to_arrayrecord_gcs(
     _ = (
         pipeline
         | "Pattern" >> beam.Create([pattern])
-        | "Match" >> beam.FlatMap(_matching)
+        | "Match" >> beam.FlatMap(matched)
         | "Spread files" >> beam.Reshuffle()
         | "Convert"
         >> beam.Map(_convert, folder, file_path_suffix, overwrite_extension=overwrite_extension)
@@ -156,10 +156,6 @@ def _options(options: Options) -> PipelineOptions:
     if isinstance(options, Mapping):
         return PipelineOptions.from_dictionary(dict(options))
     return PipelineOptions(list(options or []))
-
-
-def _matching(pattern: str) -> list[str]:
-    return [str(one.path) for one in matched(pattern)]
 
 
 def _convert(path: str, folder: str, suffix: str, *, overwrite_extension: bool) -> str:

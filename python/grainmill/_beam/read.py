@@ -1,10 +1,9 @@
 """Reading ArrayRecord files by ranges of records."""
 
-import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import apache_beam as beam
 import numpy as np
@@ -12,8 +11,8 @@ from apache_beam.coders import BytesCoder, Coder
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.transforms.core import RestrictionProvider
 
-from grainmill import _native
-from grainmill._beam.files import absolute, matched, opened
+from grainmill import GrainmillError
+from grainmill._beam.files import BlockFile, absolute, matched, opened
 from grainmill._beam.tfrecord import TFRecordReader, counted
 
 # Records are read about this many bytes at a time, and a range is split no further.
@@ -22,66 +21,13 @@ _BLOCK_LEN = 4 << 20
 _RANGE_LEN = 64 << 20
 
 
-class File(Protocol):
-    """A file of records that is read in blocks, the same ones by every worker."""
-
-    @property
-    def path(self) -> str:
-        """The path of the file."""
-
-    @property
-    def num_blocks(self) -> int:
-        """How many blocks there are."""
-
-    @property
-    def block_len(self) -> float:
-        """The mean size of a block in bytes."""
-
-    def start(self, block: int) -> int:
-        """The number of the first record of a block, or of all records."""
-
-
-class Reader(Protocol):
-    """An open file."""
-
-    def read(self, start: int, stop: int) -> Iterable[bytes]:
-        """The records `start` to `stop - 1`."""
-
-    def close(self) -> None:
-        """Closes the file."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ArrayRecordFile:
-    """An ArrayRecord file, of whose chunks a block has one or more."""
-
-    path: str
-    num_records: int
-    records_per_block: int
-    mean_byte_len: float
-
-    @property
-    def num_blocks(self) -> int:
-        """How many blocks there are."""
-        return -(-self.num_records // self.records_per_block)
-
-    @property
-    def block_len(self) -> float:
-        """The mean size of a block in bytes."""
-        return self.records_per_block * self.mean_byte_len
-
-    def start(self, block: int) -> int:
-        """The number of the first record of a block, or of all records."""
-        return min(block * self.records_per_block, self.num_records)
-
-
 class ArrayRecordFileReader:
     """Reads ranges of an ArrayRecord file in the engine."""
 
-    def __init__(self, file: ArrayRecordFile) -> None:
+    def __init__(self, file: BlockFile) -> None:
         self._files = opened(file.path)
         if len(self._files) != file.num_records:
-            raise _native.GrainmillError(
+            raise GrainmillError(
                 f"{file.path}: the file had {file.num_records} records, and has "
                 f"{len(self._files)} now"
             )
@@ -94,28 +40,32 @@ class ArrayRecordFileReader:
         """Nothing is to be closed: the engine closes files that are not used."""
 
 
-def described(path: str) -> ArrayRecordFile:
-    """What readers of a file agree on; reads its index."""
+def described(path: str) -> BlockFile:
+    """What readers of a file agree on, in blocks of one or more chunks; reads its index."""
     files = opened(path)
     mean_byte_len = max(files.mean_byte_len, 1.0)
     group_size = max(files.group_sizes[0], 1)
     groups = max(int(_BLOCK_LEN / mean_byte_len) // group_size, 1)
-    return ArrayRecordFile(path, len(files), groups * group_size, mean_byte_len)
+    starts = range(0, len(files), groups * group_size)
+    return BlockFile(path, len(files), len(files) * mean_byte_len, starts)
+
+
+Reader: TypeAlias = ArrayRecordFileReader | TFRecordReader
 
 
 class _Blocks(RestrictionProvider):  # type: ignore[misc]
     """Ranges of blocks, so that a split never falls into one that is being read."""
 
-    def initial_restriction(self, element: File) -> OffsetRange:
+    def initial_restriction(self, element: BlockFile) -> OffsetRange:
         return OffsetRange(0, element.num_blocks)
 
     def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
         return OffsetRestrictionTracker(restriction)
 
-    def restriction_size(self, element: File, restriction: OffsetRange) -> float:
+    def restriction_size(self, element: BlockFile, restriction: OffsetRange) -> float:
         return float(restriction.size() * element.block_len)
 
-    def split(self, element: File, restriction: OffsetRange) -> Iterator[OffsetRange]:
+    def split(self, element: BlockFile, restriction: OffsetRange) -> Iterator[OffsetRange]:
         blocks = max(int(_RANGE_LEN / max(element.block_len, 1.0)), 1)
         yield from restriction.split(desired_num_offsets_per_split=blocks)
 
@@ -131,7 +81,7 @@ class ReadBlocks(beam.DoFn):  # type: ignore[misc]
 
     def process(
         self,
-        element: Any,  # a `File`
+        element: Any,  # a `BlockFile`
         tracker: Any = beam.DoFn.RestrictionParam(_Blocks()),  # noqa: B008 - how Beam marks it
     ) -> Iterator[Any]:
         if self._reader is None or self._reader[0] != element.path:
@@ -161,7 +111,7 @@ class ReadBlocks(beam.DoFn):  # type: ignore[misc]
 class ReadFiles(beam.PTransform):  # type: ignore[misc]
     """From patterns of files to records, whatever the format."""
 
-    def __init__(self, describe: Callable[[str], File], read: beam.DoFn) -> None:
+    def __init__(self, describe: Callable[[str], BlockFile], read: beam.DoFn) -> None:
         super().__init__()
         self._describe, self._read = describe, read
 
@@ -176,7 +126,7 @@ class ReadFiles(beam.PTransform):  # type: ignore[misc]
 
 
 def _paths(pattern: str) -> list[str]:
-    return [str(metadata.path) for metadata in matched(absolute(pattern))]
+    return matched(absolute(pattern))
 
 
 class ReadAllFromArrayRecord(beam.PTransform):  # type: ignore[misc]
@@ -223,7 +173,30 @@ class ReadAllFromArrayRecord(beam.PTransform):  # type: ignore[misc]
         return pcoll | ReadFiles(described, read)
 
 
-class ReadFromArrayRecord(beam.PTransform):  # type: ignore[misc]
+class _ReadPattern(beam.PTransform):  # type: ignore[misc]
+    """Reads the files that match one pattern."""
+
+    def __init__(
+        self, file_pattern: str | os.PathLike[str], files: beam.PTransform, *, validate: bool
+    ) -> None:
+        super().__init__()
+        self._pattern, self._files = absolute(file_pattern), files
+        if validate:
+            matched(self._pattern)
+
+    def expand(self, pbegin: Any) -> Any:
+        """Applies the transform; Beam calls this.
+
+        Args:
+            pbegin: The pipeline.
+
+        Returns:
+            The records.
+        """
+        return pbegin | "Pattern" >> beam.Create([self._pattern]) | "Files" >> self._files
+
+
+class ReadFromArrayRecord(_ReadPattern):
     """Reads the ArrayRecord files that match a pattern.
 
     They are read as by `ReadAllFromArrayRecord`.
@@ -258,25 +231,11 @@ class ReadFromArrayRecord(beam.PTransform):  # type: ignore[misc]
         *,
         with_origin: bool = False,
     ) -> None:
-        super().__init__()
-        self._pattern = absolute(file_pattern)
-        self._read_all = ReadAllFromArrayRecord(coder, with_origin=with_origin)
-        if validate:
-            matched(self._pattern)
-
-    def expand(self, pbegin: Any) -> Any:
-        """Applies the transform; Beam calls this.
-
-        Args:
-            pbegin: The pipeline.
-
-        Returns:
-            The records.
-        """
-        return pbegin | "Pattern" >> beam.Create([self._pattern]) | "Files" >> self._read_all
+        files = ReadAllFromArrayRecord(coder, with_origin=with_origin)
+        super().__init__(file_pattern, files, validate=validate)
 
 
-class ReadFromTFRecordIndexed(beam.PTransform):  # type: ignore[misc]
+class ReadFromTFRecordIndexed(_ReadPattern):
     """Reads the TFRecord files that match a pattern, by ranges of records.
 
     Beam's own `ReadFromTFRecord` reads a file from its start to its end on one worker. This one
@@ -317,25 +276,6 @@ class ReadFromTFRecordIndexed(beam.PTransform):  # type: ignore[misc]
         *,
         with_origin: bool = False,
     ) -> None:
-        super().__init__()
-        self._pattern, self._compression = absolute(file_pattern), compression_type
-        self._coder, self._with_origin = coder, with_origin
-        if validate:
-            matched(self._pattern)
-
-    def expand(self, pbegin: Any) -> Any:
-        """Applies the transform; Beam calls this.
-
-        Args:
-            pbegin: The pipeline.
-
-        Returns:
-            The records.
-        """
-        read = ReadBlocks(TFRecordReader, self._coder, with_origin=self._with_origin)
-        describe = functools.partial(counted, compression=self._compression)
-        return (
-            pbegin
-            | "Pattern" >> beam.Create([self._pattern])
-            | "Files" >> ReadFiles(describe, read)
-        )
+        read = ReadBlocks(TFRecordReader, coder, with_origin=with_origin)
+        describe = functools.partial(counted, compression=compression_type)
+        super().__init__(file_pattern, ReadFiles(describe, read), validate=validate)

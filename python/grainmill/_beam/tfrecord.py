@@ -2,13 +2,13 @@
 
 import bisect
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 from apache_beam.io.filesystem import CompressionTypes
 
-from grainmill import _native
-from grainmill._beam.files import open_bytes
+from grainmill import GrainmillError, _native
+from grainmill._beam.files import BlockFile, open_bytes
 
 # A block is the records of this many bytes.
 _BLOCK_LEN = 4 << 20
@@ -17,44 +17,29 @@ _MAX_RECORDS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class TFRecordFile:
-    """A file whose records have been counted."""
+class TFRecordFile(BlockFile):
+    """A file whose records have been counted; a compressed one is one block.
 
-    path: str
+    Attributes:
+        compression: How it is compressed.
+        positions: Of the blocks in the file.
+    """
+
     compression: str
-    num_records: int
-    byte_len: int
-    blocks: tuple[tuple[int, int], ...]
-    """The number of the first record of each block, and its position; a compressed file is one."""
-
-    @property
-    def num_blocks(self) -> int:
-        """How many blocks there are."""
-        return len(self.blocks)
-
-    @property
-    def block_len(self) -> float:
-        """The mean size of a block in bytes."""
-        return self.byte_len / max(self.num_blocks, 1)
-
-    def start(self, block: int) -> int:
-        """The number of the first record of a block, or of all records."""
-        return self.blocks[block][0] if block < len(self.blocks) else self.num_records
+    positions: Sequence[int]
 
 
 def compression_of(path: str, compression: str) -> str:
     """The compression of a file, by the end of its name if it is to be detected."""
-    return (
-        str(CompressionTypes.detect_compression_type(path))
-        if compression == "auto"
-        else (compression)
-    )
+    if compression == "auto":
+        return str(CompressionTypes.detect_compression_type(path))
+    return compression
 
 
 def counted(path: str, compression: str) -> TFRecordFile:
     """Counts the records of a file, and verifies them."""
     compression = compression_of(path, compression)
-    blocks: list[tuple[int, int]] = []
+    starts, positions = [], []
     # Of a compressed file, only the beginning can be found again.
     is_plain = compression == CompressionTypes.UNCOMPRESSED
     with open_bytes(path, compression) as file:
@@ -64,8 +49,10 @@ def counted(path: str, compression: str) -> TFRecordFile:
             stream.skip_until(position + _BLOCK_LEN if is_plain else 1 << 63)
             if stream.num_records == first:
                 break
-            blocks.append((first, position))
-        return TFRecordFile(path, compression, stream.num_records, stream.offset, tuple(blocks))
+            starts.append(first)
+            positions.append(position)
+        count, byte_len = stream.num_records, stream.offset
+        return TFRecordFile(path, count, byte_len, tuple(starts), compression, tuple(positions))
 
 
 def records(path: str, compression: str) -> Iterator[bytes]:
@@ -88,16 +75,16 @@ class TFRecordReader:
         """The records `start` to `stop - 1`."""
         file, at = self._file, self._stream.num_records
         if at != start:
-            block = bisect.bisect_right(file.blocks, start, key=lambda block: block[0]) - 1
-            if at > start or at < file.blocks[block][0]:
-                at, position = file.blocks[block]
+            block = bisect.bisect_right(file.starts, start) - 1
+            if at > start or at < file.starts[block]:
+                at, position = file.starts[block], file.positions[block]
                 self._bytes.seek(position)
                 self._stream = _stream(file.path, self._bytes, position, at)
             self._stream.skip(start - at)
         while (at := self._stream.num_records) < stop:
             block_of_records = self._stream.read(min(stop - at, _MAX_RECORDS))
             if not block_of_records:
-                raise _native.GrainmillError(
+                raise GrainmillError(
                     f"{file.path}: the file had {file.num_records} records, and has {at} now"
                 )
             yield from block_of_records

@@ -12,7 +12,7 @@ from apache_beam.coders.coders import Coder, ToBytesCoder
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.transforms.window import GlobalWindows
 
-from grainmill import _native
+from grainmill import GrainmillError
 from grainmill._beam.files import (
     BeamStore,
     PartWriter,
@@ -25,7 +25,7 @@ from grainmill._beam.sorting import Keyed, sorted_records
 
 OrderBy: TypeAlias = Callable[[Any], Any]
 
-_TEMPLATE = "-SSSSS-of-NNNNN"
+TEMPLATE = "-SSSSS-of-NNNNN"
 
 
 class WriteToArrayRecord(beam.PTransform):  # type: ignore[misc]
@@ -92,7 +92,7 @@ class WriteToArrayRecord(beam.PTransform):  # type: ignore[misc]
             raise ValueError(f"`num_shards` must not be negative, got {num_shards}")
         if order_by is not None and not num_shards:
             raise ValueError("`order_by` needs `num_shards`: other files have no order")
-        template = _TEMPLATE if shard_name_template is None else shard_name_template
+        template = TEMPLATE if shard_name_template is None else shard_name_template
         self._names = Names(absolute(file_path_prefix), template, file_name_suffix)
         self._num_shards, self._coder, self._options = num_shards, coder, options
         self._order_by, self._overwrite = order_by, overwrite
@@ -152,8 +152,7 @@ class Names:
         # Every other piece is a run of the template.
         pattern = "*".join(pieces[::2])
         name = re.compile(r"\d+".join(map(re.escape, pieces[::2])) + "$")
-        paths = [str(one.path) for one in matched(self.prefix + pattern, allow_none=True)]
-        return [path for path in paths if name.search(path)]
+        return list(filter(name.search, matched(self.prefix + pattern, allow_none=True)))
 
     def check(self, *, overwrite: bool) -> None:
         """Raises a `FileExistsError` if there are files already.
@@ -263,7 +262,7 @@ def finish(
     store = BeamStore()
     ordered = [part for _, part in sorted(parts)]
     if num_shards and len(ordered) != num_shards:
-        raise _native.GrainmillError(f"{len(ordered)} of {num_shards} shards were written")
+        raise GrainmillError(f"{len(ordered)} of {num_shards} shards were written")
     if not ordered:  # a set of files has at least one
         ordered = [FileSystems.join(folder, "empty")]
         if not store.exists(names.path(0, 1)):
