@@ -2,11 +2,13 @@
 
 import functools
 import pickle
+import random
 import threading
 import time
 
 import numpy as np
 import pytest
+from effort import SEED, cases
 
 import grainmill as grain
 from grainmill import MapDataset
@@ -312,6 +314,29 @@ def test_large_results_come_in_small_blocks():
     large = Large()
     assert sum(MapDataset.range(100).map(large).map(len)) == 100 << 20
     assert max(large.blocks) <= tuning.LIST_BYTES >> 20
+
+
+class Sized(grain.transforms.Map):
+    """Texts of the lengths that the elements are."""
+
+    def map(self, element):
+        return "x" * element
+
+    def map_block(self, elements):
+        return [self.map(element) for element in elements]
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + cases(20, 300)))
+def test_results_of_any_sizes_are_complete(seed, monkeypatch):
+    """Each call of a block function decides how long the next one is."""
+    monkeypatch.setattr(tuning, "LIST_BYTES", 40)
+    chosen = random.Random(seed)
+    sizes = [chosen.choice([0, 0, 0, 1, 2, 20]) for _ in range(chosen.choice([30, 90, 3000]))]
+    ds = MapDataset.source(sizes).map(Sized()).map(len)
+    for _ in range(20):
+        start = chosen.randrange(len(sizes))
+        asked = range(start, chosen.randrange(start, len(sizes)))
+        assert ds.__getitems__(asked) == [sizes[at] for at in asked]
 
 
 def test_slow_functions_of_elements_are_not_collected_into_blocks():

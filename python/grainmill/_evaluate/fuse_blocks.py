@@ -84,8 +84,9 @@ class BlockFused(Fused):
         output = [] if output is None else output
         elements, failure = _listed(elements)
         lists = [list(column) for column in columns]
-        for at in range(0, len(elements), self._max_len):
-            stop = at + self._max_len
+        at = 0
+        while at < len(elements):
+            stop = at + self._max_len  # read once: each run writes it
             meter, timed = self.meter, False
             if meter is not None:
                 timed = meter.timer.countdown <= 0
@@ -102,6 +103,7 @@ class BlockFused(Fused):
             output += result.elements
             if result.failure is not None:
                 return Evaluated(output, result.failure)
+            at = stop
         return Evaluated(output, failure)
 
     @property
