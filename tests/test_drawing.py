@@ -116,6 +116,22 @@ def test_lazy_functions_are_drawn_with_their_specs(caplog):
     assert specs == ["'int[]'", "'int[]'", "'str[]'", "'str[]'", "'<U1[2]'"]
 
 
+def test_lazy_functions_of_blocks_are_drawn_with_their_specs(caplog):
+    class Texts(grain.transforms.Map):
+        def map(self, element):
+            return str(element)
+
+        def map_block(self, elements):
+            return list(map(str, elements))
+
+    caplog.set_level(logging.INFO, "grainmill")
+    with drawing_to(""):
+        next(iter(MapDataset.range(9).to_iter_dataset().map(Texts()).map(float).batch(2)))
+    (text,) = messages(caplog)
+    specs = [block.splitlines()[-1] for block in text.strip().split("\n\n")[1:]]
+    assert specs == ["'int[]'", "'int[]'", "'str[]'", "'float[]'", "'float64[2]'"]
+
+
 def test_only_the_first_of_several_parents_is_drawn(caplog):
     caplog.set_level(logging.INFO, "grainmill")
     with drawing_to(""):

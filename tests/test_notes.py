@@ -448,6 +448,18 @@ def test_failed_stage_of_an_iterator_is_the_one_named(name, way):
     assert record == f"from record 61 of {source_text()}"
 
 
+@pytest.mark.parametrize("bad", [0, 1, 61])
+@pytest.mark.parametrize("way", ["index", "block", "sequential"])
+def test_predicate_without_a_truth_value_is_named(way, bad):
+    """Whether the element is timed or not."""
+    ds = MapDataset.range(100)
+    if way == "sequential":
+        ds = ds.to_iter_dataset()
+    ds = ds.map(same).filter(lambda x: np.zeros(2) if x == bad else True).map(same)
+    _, notes = raised(lambda: [ds[at] for at in range(100)] if way == "index" else list(ds))
+    assert "Filter" in "".join(notes).splitlines()[0]
+
+
 def test_function_of_batches_names_the_elements_of_the_batch():
     batches = numbers().filter(is_odd).batch(4)
     ds, line = batches.map(lambda batch: [fail_at_bad(x) for x in batch]), here()

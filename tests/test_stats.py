@@ -135,9 +135,7 @@ def test_timed_calls_stand_for_the_elements_of_calls_of_any_length(seed, counts)
         count = 1 if call == 0 else chosen.choice([1, 2, 16, 50, 1000])
         num_elements += count
         if meter.timer.countdown > 0:
-            meter.timer.countdown -= count
-            if counts:
-                meter.count_elements(count)
+            meter.pass_over(count)
         else:
             meter.start()
             of_call, cost_s = element_s * count, chosen.choice([0.0, 1e-3, 1e-2])

@@ -14,7 +14,7 @@ from grainmill._dataset.observers import SummaryLog, draw
 from grainmill._dataset.statistics import report_on
 from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate import tuning
-from grainmill._evaluate.fuse import SKIPPED
+from grainmill._evaluate.evaluated import SKIPPED
 from grainmill._interrupts import (
     STOPPED,
     came_after_call,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from grainmill._evaluate import tuning
-from grainmill._evaluate.fuse import Evaluated
+from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.stack import SLOT_BYTES, BatchBuilder, shared_arena
 from grainmill._evaluate.storage import work_clock_s
 from grainmill._evaluate.thread_pool import current_thread_pool

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import in_batches, run_shared
 from grainmill._evaluate.context import Context, reads_of_process
-from grainmill._evaluate.fuse import defer_interrupts
+from grainmill._evaluate.evaluated import defer_interrupts
 from grainmill._evaluate.program import Program
 from grainmill._evaluate.stack import take_arrays_from
 from grainmill._evaluate.storage import work_clock_s
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._evaluate.batch_blocks import BatchBlock
-    from grainmill._evaluate.fuse import Evaluated
+    from grainmill._evaluate.evaluated import Evaluated
     from grainmill._evaluate.program import PendingElements
     from grainmill._plan.node import Node
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from grainmill._cache.encoding import MISSING
 from grainmill._evaluate.element_sources import ElementSource
-from grainmill._evaluate.fuse import Evaluated
+from grainmill._evaluate.evaluated import Evaluated
 from grainmill._interrupts import raise_interrupt
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from grainmill._evaluate.batch_blocks import byte_len
 from grainmill._evaluate.cache_source import CacheSource
 from grainmill._evaluate.chain import Chain, StepColumn
 from grainmill._evaluate.converted_source import ConvertedRecords
-from grainmill._evaluate.fuse import Fused
-from grainmill._evaluate.fuse_blocks import BlockFused
+from grainmill._evaluate.fused import Fused
+from grainmill._evaluate.fused_blocks import BlockFused
 from grainmill._evaluate.grouped_steps import step_of
 from grainmill._evaluate.row_source import RowSource
 from grainmill._plan import random_access as plan
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from grainmill._evaluate.context import Context
     from grainmill._evaluate.element_sources import ElementSource, Indices
     from grainmill._evaluate.evaluator import Evaluator
-    from grainmill._evaluate.fuse import Step
+    from grainmill._evaluate.fused import Step
     from grainmill._native import RecordFiles
     from grainmill._plan.node import MapNode, Node, Tree
     from grainmill._stats.meters import Recorder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grainmill._evaluate.element_sources import ElementSource, Indices, one_by_one
-from grainmill._evaluate.fuse import Evaluated
+from grainmill._evaluate.evaluated import Evaluated
 from grainmill._interrupts import raise_interrupt
 
 if TYPE_CHECKING:

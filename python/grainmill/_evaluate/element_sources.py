@@ -12,7 +12,8 @@ import numpy as np
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import BatchBlock, batched, block_len
-from grainmill._evaluate.fuse import Evaluated, Step, stop_iteration_error
+from grainmill._evaluate.evaluated import Evaluated, stop_iteration_error
+from grainmill._evaluate.fused import Step
 from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._interrupts import listed, raise_interrupt
 from grainmill._native import fill_columns

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from grainmill._evaluate.fuse import Evaluated
+    from grainmill._evaluate.evaluated import Evaluated
     from grainmill._evaluate.stack import Layout, Targets
 
 

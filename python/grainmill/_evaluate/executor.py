@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import block_len, byte_len, in_batches
-from grainmill._evaluate.fuse import Evaluated
+from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.reads_beyond import ReadsBeyond
 from grainmill._evaluate.shared_threads import PoolShare
 from grainmill._evaluate.thread_pool import Task, ThreadPool, Turns

@@ -14,7 +14,7 @@ from grainmill._evaluate.element_sources import (
     merged,
     one_by_one,
 )
-from grainmill._evaluate.fuse import Evaluated
+from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.grouped_steps import read_step
 from grainmill._interrupts import raise_interrupt
 from grainmill._native import RecordFiles
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grainmill._evaluate.element_sources import DatasetNumbers, Indices
-    from grainmill._evaluate.fuse import Step
+    from grainmill._evaluate.fused import Step
     from grainmill._native import ReadQueue
 
 DatasetIndices: TypeAlias = "tuple[Indices, DatasetNumbers]"

@@ -12,14 +12,15 @@ from operator import attrgetter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from grainmill._evaluate.fuse import Step
-from grainmill._evaluate.fuse_blocks import checked_block, costs_by_element
+from grainmill._evaluate.fused import Step
+from grainmill._evaluate.fused_blocks import checked_block, costs_by_element
 from grainmill._evaluate.rng import IndexedGenerators
-from grainmill._plan import random_access as plan
 from grainmill._plan.node import block_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from grainmill._plan import random_access as plan
 
 
 def step_of(nodes: Sequence[plan.Map]) -> tuple[Step, bool]:
@@ -29,8 +30,7 @@ def step_of(nodes: Sequence[plan.Map]) -> tuple[Step, bool]:
     """
     kind: Any = nodes[0].step_kind
     if _are_one(nodes):
-        block = block_function(nodes[0].transform) if kind == "map" else None
-        return Step(kind, nodes[0].function, None, _generators(nodes[0]), block), False
+        return Step.of(nodes[0]), False
     functions = list(map(attrgetter("function"), nodes))
     if kind == "map":
         step = Step("indexed", lambda dataset, x: functions[dataset](x))
@@ -83,10 +83,6 @@ class _BlocksOfDatasets:
 def read_step(reads: Sequence[Callable[[int], Any]]) -> Step:
     """A step that reads the element at a pair (dataset, index)."""
     return Step("read", lambda pair: reads[pair[0]](pair[1]))
-
-
-def _generators(node: plan.Map) -> IndexedGenerators | None:
-    return IndexedGenerators(node.seed) if isinstance(node, plan.RandomMap) else None
 
 
 def _are_one(nodes: Sequence[plan.Map]) -> bool:

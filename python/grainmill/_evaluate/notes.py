@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grainmill._evaluate.fuse import passed_by
+from grainmill._evaluate.loops import passed_by
 from grainmill._evaluate.origins import OriginTree
 from grainmill._interrupts import raise_interrupt, suppressed
 from grainmill._native import Resolver

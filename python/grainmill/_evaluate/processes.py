@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import BatchBlock, block_len
 from grainmill._evaluate.block_job import BlockJob
+from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.executor import Blocks, Pace, weak_call
-from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.notes import described
 from grainmill._stats.thread_clock import ThreadUse
 from grainmill._workers.limits import Limits

@@ -11,7 +11,7 @@ from grainmill._evaluate import chain, element_sources
 from grainmill._evaluate.column_batches import ColumnBatches
 from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.context import Context
-from grainmill._evaluate.fuse_blocks import BlockFused
+from grainmill._evaluate.fused_blocks import BlockFused
 from grainmill._evaluate.notes import add_element_notes, computing
 from grainmill._evaluate.origins import Origins, OriginTree
 from grainmill._native import Resolver, keep_large_blocks
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from grainmill._evaluate.batch_blocks import BatchBlock
     from grainmill._evaluate.chain import Chain, Columns
     from grainmill._evaluate.element_sources import Indices
-    from grainmill._evaluate.fuse import Evaluated
+    from grainmill._evaluate.evaluated import Evaluated
     from grainmill._evaluate.stack import Layout, Targets
     from grainmill._plan.node import MapNode, Node
     from grainmill._stats.meters import Recorder

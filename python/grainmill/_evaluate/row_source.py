@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from grainmill._evaluate.element_sources import ElementSource, Indices, one_by_one
-from grainmill._evaluate.fuse import Evaluated
+from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.stack import SLOT_BYTES, shared_arena
 from grainmill._interrupts import raise_interrupt
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from grainmill._evaluate.fuse import SKIPPED
+from grainmill._evaluate.evaluated import SKIPPED
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.position import constant_state, no_state, state_at
 from grainmill._iterators.stage import Block

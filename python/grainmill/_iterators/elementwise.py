@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from grainmill._evaluate.fuse import Kind, finisher
-from grainmill._evaluate.fuse import Step as FusedStep
-from grainmill._evaluate.fuse_blocks import BlockFused, Timing
-from grainmill._evaluate.rng import IndexedGenerators
+from grainmill._evaluate.fused import Step
+from grainmill._evaluate.fused_blocks import BlockFused
+from grainmill._evaluate.loops import lazy_functions
 from grainmill._iterators.drops import DropWatch
 from grainmill._iterators.node import Length, OneToOne
 from grainmill._iterators.notes import note_stage
@@ -19,7 +18,7 @@ from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, StateAfter
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan import transforms
-from grainmill._plan.node import Share, block_function, function_of, transform_name
+from grainmill._plan.node import Share, function_of, transform_name
 from grainmill._plan.random_access import random_map_seed
 from grainmill._plan.spec import map_spec
 from grainmill._stats.meters import both_clocks
@@ -28,20 +27,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grainmill._evaluate.context import Context
-    from grainmill._evaluate.fuse import Passed
+    from grainmill._evaluate.loops import Passed
     from grainmill._iterators.stage import Finisher
-    from grainmill._plan.node import Node
+    from grainmill._plan.node import Node, StepKind
     from grainmill._plan.options import DatasetOptions
-    from grainmill._stats.meters import BlockTimes, StepsMeter
+    from grainmill._stats.meters import StepTimes
 
 
 @lazy_dataclass
 class Map(OneToOne):
-    """A function of every element except `None`, which stays."""
+    """A function of every element except `None`, which stays.
+
+    Attributes:
+        step_kind: How it is called.
+        counter_key: The key of the number of its input elements in a state, if it counts them.
+    """
 
     transform: Any
     function: Callable[..., Any]
     dataset_name: ClassVar[str] = "MapIterDataset"
+    step_kind: ClassVar[StepKind] = "map"
+    counter_key: ClassVar[str | None] = None
     is_elementwise: ClassVar[bool] = True
     runs_users_code: ClassVar[bool] = True
     saves: ClassVar[str] = ""
@@ -67,9 +73,7 @@ class Map(OneToOne):
                 nodes.append(upstream)
             upstream = upstream.parent
         nodes.reverse()
-        steps = [Step.of(each, context.options) for each in nodes]
-        recorder = context.recorder
-        return ElementwiseStage(open_node(upstream, context), steps, recorder.steps(nodes))
+        return ElementwiseStage(open_node(upstream, context), nodes, context)
 
 
 @lazy_dataclass
@@ -77,6 +81,8 @@ class MapWithIndex(Map):
     """A function of the element and its number, counted from 0 in this iterator."""
 
     dataset_name: ClassVar[str] = "MapWithIndexIterDataset"
+    step_kind: ClassVar[StepKind] = "indexed"
+    counter_key: ClassVar[str | None] = "counter"
     saves: ClassVar[str] = "the number of elements passed"
     parent_key: ClassVar[str | None] = "parent"
 
@@ -92,6 +98,7 @@ class Filter(Map):
     """Drops the elements for which a predicate is false."""
 
     dataset_name: ClassVar[str] = "FilterIterDataset"
+    step_kind: ClassVar[StepKind] = "filter"
     drops_elements: ClassVar[bool] = True
     keeps_length: ClassVar[bool] = False
 
@@ -121,6 +128,8 @@ class RandomMap(Map):
     first_number: int = 0
     number_step: int = 1
     dataset_name: ClassVar[str] = "RandomMapIterDataset"
+    step_kind: ClassVar[StepKind] = "random"
+    counter_key: ClassVar[str | None] = "index_for_rng"
     saves: ClassVar[str] = "the number of elements passed"
     parent_key: ClassVar[str | None] = "parent"
 
@@ -141,44 +150,6 @@ class RandomMap(Map):
         )
 
 
-class Step(NamedTuple):
-    """One of the functions.
-
-    Attributes:
-        kind: How it is called.
-        function: The user's function.
-        node: The node that describes it.
-        state_key: The key of its number of input elements in a state, if it counts them.
-        generators: The generators of a random map.
-        first: The number of its first element, if it counts them.
-        stride: The difference between the numbers of consecutive elements.
-        watch: Counts the elements that a filter drops.
-    """
-
-    kind: Kind
-    function: Callable[..., Any]
-    node: Map
-    state_key: str | None = None
-    generators: IndexedGenerators | None = None
-    first: int = 0
-    stride: int = 1
-    watch: DropWatch | None = None
-
-    @classmethod
-    def of(cls, node: Map, options: DatasetOptions) -> Step:
-        """The step that `node` describes."""
-        if isinstance(node, RandomMap):
-            generators = IndexedGenerators(node.seed)
-            first, stride = node.first_number, node.number_step
-            return cls("random", node.function, node, "index_for_rng", generators, first, stride)
-        if isinstance(node, MapWithIndex):
-            return cls("indexed", node.function, node, "counter")
-        if isinstance(node, Filter):
-            name = f"FilterDatasetIterator{str(node).removeprefix(node.dataset_name)}"
-            return cls("test", node.function, node, watch=DropWatch(name, options))
-        return cls("map", node.function, node)
-
-
 class ElementwiseStage(Stage):
     """Applies all functions to each of its parent's elements when it is requested.
 
@@ -187,57 +158,60 @@ class ElementwiseStage(Stage):
 
     is_elementwise = True
 
-    def __init__(self, parent: Stage, steps: Sequence[Step], meter: StepsMeter) -> None:
+    def __init__(self, parent: Stage, nodes: Sequence[Map], context: Context) -> None:
         super().__init__(parent)
         self._parent = parent
-        self._meter = meter
-        self._times: BlockTimes | None = None  # of the last block, if it is timed
-        self._nodes = [step.node for step in steps]
+        self._meter = context.recorder.steps(nodes)
+        self._times: StepTimes | None = None  # of the last block, if it is timed
+        self._nodes = nodes
         self._parent_state_after: StateAfter | None = None  # of the parent's last block
         self._upstream_finisher: Finisher | None = None  # of that block, if it is lazy
+        steps = [Step.of(node) for node in nodes]
+        self._kinds = tuple(step.kind for step in steps)
         self._functions = [step.function for step in steps]
         self._generators = [step.generators for step in steps]
-        self._firsts = [step.first for step in steps]
-        self._strides = [step.stride for step in steps]
-        self._watches = [step.watch for step in steps]
-        self._filters = [i for i, step in enumerate(steps) if step.watch is not None]
-        self._counting = [(i, step.state_key) for i, step in enumerate(steps) if step.state_key]
-        self._tracks_positions = bool(self._filters or self._counting)
-        self._kinds = kinds = tuple(step.kind for step in steps)
-        self._over_ready = finisher(kinds, over_lazy=False)
-        self._over_lazy = finisher(kinds, over_lazy=True)
-        self._only_maps = self._bind(self._over_ready, [0] * len(steps), [[]] * len(steps), None)
+        self._numbering = [_numbering(node) for node in nodes]
+        self._watches = [_watch(node, context.options) for node in nodes]
+        self._drop_watches = [watch for watch in self._watches if watch is not None]
+        self._counting = [(i, node.counter_key) for i, node in enumerate(nodes) if node.counter_key]
+        self._tracks_positions = bool(self._drop_watches or self._counting)
+        self._only_maps = self._bound([0] * len(steps), [[]] * len(steps), None)
         # Functions of whole blocks are called where nothing depends on the number of an element.
-        self._blocks = None if self._tracks_positions else _block_loop(steps)
+        has_blocks = any(step.block is not None for step in steps)
+        self._blocks = BlockFused(steps) if has_blocks and not self._tracks_positions else None
         self._num_inputs = [0] * len(steps)  # inputs of each step before the last block
         self._last_len = 0
         self._last_dropped: Sequence[list[int] | None] = [None] * len(steps)
         self._all_dropped: list[int] | None = None  # by all filters up to the last
 
-    def _bind(
+    def _bound(
         self,
-        make: Callable[..., Any],
-        num_inputs: list[int],
+        num_inputs: Sequence[int],
         dropped: Sequence[list[int] | None],
         upstream: Block | None,
     ) -> Any:
+        """`Block.finish` and `Block.finish_many` of the block after `upstream`.
+
+        Args:
+            num_inputs: The inputs of each step before it.
+            dropped: The places of the elements dropped up to each step, in order.
+            upstream: The parent's block; `None` for any whose elements are ready.
+        """
         times = self._times
-        if times is not None:
-            is_lazy = upstream is not None and upstream.finish is not None
-            make = finisher(self._kinds, over_lazy=is_lazy, timed=True)
-        numbers = [
-            first + count * stride
-            for first, count, stride in zip(self._firsts, num_inputs, self._strides, strict=True)
-        ]
+        below = None if upstream is None else upstream.finish
+        make = lazy_functions(self._kinds, over_lazy=below is not None, timed=times is not None)
         return make(
             self._functions,
             self._generators,
-            numbers,
-            self._strides,
+            [
+                first + count * stride
+                for count, (first, stride) in zip(num_inputs, self._numbering, strict=True)
+            ],
+            [stride for _, stride in self._numbering],
             self._watches,
             dropped,
             [] if upstream is None or upstream.dropped is None else upstream.dropped,
-            upstream.finish if upstream is not None else None,
+            below,
             *(() if times is None else (both_clocks, times.of_steps, times.see)),
         )
 
@@ -248,49 +222,47 @@ class ElementwiseStage(Stage):
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
-        for i in reversed(self._filters):
-            watch = self._watches[i]
-            if watch is not None and watch.excess is not None:
-                watch.raise_excess()
+        for watch in reversed(self._drop_watches):
+            watch.raise_excess()
         self._parent_state_after = None  # else a user's iterator would have to save its state
         block = self._parent.pull(limit)
         self._parent_state_after = block.state_after
+        self._upstream_finisher = block.finisher
         if self._meter.counts:
             self._count_last(len(block.elements))
         if self._times is not None:
             self._meter.finish()
         self._times = self._meter.starts(len(block.elements))
-        if not self._tracks_positions:
-            if block.finish is None and self._times is None:
-                block.finish, block.finish_many = self._only_maps
-                if self._blocks is not None:
-                    block.finish_many = functools.partial(_finish_blocks, self._blocks, None)
-            else:
-                self._upstream_finisher = block.finisher
-                is_ready = block.finish is None
-                block.finish, block.finish_many = self._bind(
-                    self._over_lazy, self._num_inputs, self._last_dropped, block
-                )
-                if self._blocks is not None and is_ready:
-                    block.finish_many = functools.partial(_finish_blocks, self._blocks, self._times)
-            block.columns = None  # they hold what the functions have not been applied to
-            block.finisher = self
-            return block
-        self._upstream_finisher = block.finisher
+        if self._tracks_positions:
+            return self._tracked(block)
+        is_ready = block.finish is None
+        if is_ready and self._times is None:
+            block.finish, block.finish_many = self._only_maps
+        else:
+            block.finish, block.finish_many = self._bound(
+                self._num_inputs, self._last_dropped, block
+            )
+        if self._blocks is not None and is_ready:
+            block.finish_many = functools.partial(_finish_blocks, self._blocks, self._times)
+        block.columns = None  # they hold what the functions have not been applied to
+        block.finisher = self
+        return block
+
+    def _tracked(self, block: Block) -> Block:
+        """`block`, the parent's next one, with the steps, some of which drop or count elements."""
         self._num_inputs = num_inputs = self._num_inputs_after(self._last_len)
         self._last_len = len(block.elements)
         # The elements dropped before each step: by upstream stages, or also by filters before it.
         dropped, before = [], block.dropped
         skipped_before: list[list[int] | None] = []
-        for i in range(len(num_inputs)):
+        for watch in self._watches:
             skipped_before.append(before)
-            if i in self._filters:
+            if watch is not None:
                 before = []
             dropped.append(before)
         self._last_dropped = skipped_before
         self._all_dropped = before
-        over = self._over_ready if block.finish is None else self._over_lazy
-        one, many = self._bind(over, num_inputs, dropped, block)
+        one, many = self._bound(num_inputs, dropped, block)
         state_after = self._states(block.state_after, num_inputs, skipped_before)
         lazy = Block(block.elements, state_after, one, before, many)
         lazy.finisher = self
@@ -306,9 +278,10 @@ class ElementwiseStage(Stage):
         inputs = [then - before for then, before in zip(after, self._num_inputs, strict=True)]
         finished = _num_inputs_after(0, self._all_dropped, self._last_len)
         following = [*inputs[1:], finished]
-        is_test = [kind == "test" for kind in self._kinds]
-        outputs = [f if test else i for i, f, test in zip(inputs, following, is_test, strict=True)]
-        self._meter.count(outputs)
+        self._meter.count(
+            count if watch is None else kept
+            for count, kept, watch in zip(inputs, following, self._watches, strict=True)
+        )
 
     def note(self, failure: BaseException, at: int, passed: Sequence[Passed]) -> None:
         """See `Finisher.note`."""
@@ -346,10 +319,8 @@ class ElementwiseStage(Stage):
     def _reset(self, num_inputs: list[int]) -> None:
         self._num_inputs = num_inputs
         self._last_len = 0
-        for i in self._filters:
-            watch = self._watches[i]
-            if watch is not None:
-                watch.excess = None
+        for watch in self._drop_watches:
+            watch.excess = None
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
@@ -368,37 +339,38 @@ class ElementwiseStage(Stage):
 
     def next_index(self) -> int:
         """See `Stage.next_index`."""
-        return super().next_index() if self._filters else self._parent.next_index()
+        return super().next_index() if self._drop_watches else self._parent.next_index()
 
     def seek(self, index: int) -> None:
         """See `Stage.seek`."""
-        if self._filters:
+        if self._drop_watches:
             super().seek(index)
         self._parent.seek(index)
         self._reset([index] * len(self._num_inputs))
 
 
-def _block_loop(steps: Sequence[Step]) -> BlockFused | None:
-    """The loop that calls functions of whole blocks, if users offer any."""
-    fused = [
-        FusedStep("map", step.function, block=block_function(step.node.transform)) for step in steps
-    ]
-    return BlockFused(fused) if any(step.block is not None for step in fused) else None
+def _numbering(node: Map) -> tuple[int, int]:
+    """The number of the first element, and the difference between those of consecutive ones."""
+    return (node.first_number, node.number_step) if isinstance(node, RandomMap) else (0, 1)
+
+
+def _watch(node: Map, options: DatasetOptions) -> DropWatch | None:
+    """What counts the elements that `node` drops, if it is a filter."""
+    if not isinstance(node, Filter):
+        return None
+    name = f"FilterDatasetIterator{str(node).removeprefix(node.dataset_name)}"
+    return DropWatch(name, options)
 
 
 def _finish_blocks(
     loop: BlockFused,
-    times: BlockTimes | None,
+    times: StepTimes | None,
     elements: Sequence[Any],
     at: int,  # noqa: ARG001 - maps do not depend on the element's number
     append: Callable[[Any], None],
 ) -> None:
     """`Block.finish_many`."""
-    if times is None:
-        result = loop(elements)
-    else:
-        timing = Timing(times.of_steps, len(elements), times.see)
-        result = loop.timed(elements, timing)
+    result = loop(elements) if times is None else loop.timed(elements, times)
     for element in result.elements:
         append(element)
     if result.failure is not None:

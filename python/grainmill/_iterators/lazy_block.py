@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from grainmill._evaluate.fuse import SKIPPED
+from grainmill._evaluate.evaluated import SKIPPED
 from grainmill._iterators.cursor import END
 from grainmill._iterators.stage import Block
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from grainmill._evaluate.fuse import SKIPPED, Evaluated, evaluated, passed_by
+from grainmill._evaluate.evaluated import SKIPPED, Evaluated, evaluated
+from grainmill._evaluate.loops import passed_by
 from grainmill._interrupts import is_interrupt, suppressed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from grainmill._evaluate.fuse import Passed
+    from grainmill._evaluate.loops import Passed
     from grainmill._plan.node import Node
     from grainmill._stats.meters import Recorder
     from grainmill._stats.stalls import Awaited

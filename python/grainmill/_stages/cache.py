@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
-from grainmill._evaluate.fuse import SKIPPED
+from grainmill._evaluate.evaluated import SKIPPED
 from grainmill._iterators.node import Origin, origins, runs
 from grainmill._iterators.position import Position, of_state, state_at
 from grainmill._iterators.saved import Saved

@@ -257,6 +257,44 @@ class CallTimer:
         self._pause = min(_MAX_PAUSE, int(self._cost_s / (self._share * max(call_s, 1e-9))))
 
 
+class StepTimes:
+    """The times of the steps of a call, or of a block whose elements are computed one by one.
+
+    Attributes:
+        of_steps: A list for each step, which takes the times of elements: differences of
+            `both_clocks`.
+        first: The number of the first element that is timed singly.
+        count: How many are from there on.
+        see: Called with the number of each step, -1 for the input, and its output; `None` for
+            nothing.
+    """
+
+    __slots__ = ("count", "first", "of_steps", "see")
+
+    def __init__(
+        self,
+        num_steps: int,
+        first: int,
+        count: int,
+        see: Callable[[int, Any], None] | None = None,
+    ) -> None:
+        self.of_steps: list[list[complex]] = [[] for _ in range(num_steps)]
+        self.first = first
+        self.count = count
+        self.see = see
+
+    def add_block(
+        self, step: int, inputs: Sequence[Any], results: Sequence[Any], elapsed: complex
+    ) -> None:
+        """Adds a call of a function of a block, whose elements are taken to cost the same."""
+        self.of_steps[step].extend([elapsed / len(inputs)] * min(self.count, len(inputs)))
+        if self.see is not None:
+            if not step:
+                self.see(-1, inputs[0])
+            if results:
+                self.see(step, results[0])
+
+
 class LoopMeter:
     """Times the steps of a loop over elements; any thread may use it.
 
@@ -268,7 +306,7 @@ class LoopMeter:
 
     Attributes:
         timer: Decides which calls of the loop are timed: those that find that nothing of its pause
-            is left. Others decrement it by their elements, as calls get longer while it runs.
+            is left. Others `pass_over` their elements, as calls get longer while it runs.
         first: The number of the first element of the next call that is timed singly.
         count: How many elements from there on.
         source: The meter of the stage that the inputs of the first step come from, if it has none.
@@ -310,10 +348,20 @@ class LoopMeter:
         self._spec_of = spec_of
         self.sees_next = spec_of is not None
 
-    def start(self) -> None:
-        """Starts to time a call."""
+    def start(self) -> StepTimes:
+        """Starts to time a call; returns what takes the times of its elements, for `record`."""
         self._num_untimed += self.timer.num_passed
         self.timer.start()
+        if not self.sees_next:
+            return StepTimes(len(self._stages), self.first, self.count)
+        self.sees_next = False
+        return StepTimes(len(self._stages), 0, 1, self.see)
+
+    def pass_over(self, count: int) -> None:
+        """Records that a call that is not timed returned `count` elements."""
+        self.timer.countdown -= count
+        if self.counts:
+            self._count_elements(count)
 
     def update(self) -> None:
         """Adds the times of the calls since the last timed one, by the elements before."""
@@ -333,8 +381,7 @@ class LoopMeter:
         if stage is not None and self._spec_of is not None and element is not None:
             stage.spec = self._spec_of(element)
 
-    def count_elements(self, count: int) -> None:
-        """Records that a call returned `count` elements, if all calls are counted."""
+    def _count_elements(self, count: int) -> None:
         for stage in self._stages:
             stage.elements += count
 
@@ -368,7 +415,7 @@ class LoopMeter:
         timed = sum(sums, 0j)
         element_bytes = self._byte_len(results[-1]) if results else 0
         if self.counts:
-            self.count_elements(num_elements)
+            self._count_elements(num_elements)
         for stage, of_step, of_sum in zip(self._stages, steps, sums, strict=True):
             stage.elements += 0 if self.counts else num_elements * weight
             equal = 1 / len(sums)
@@ -395,24 +442,20 @@ class Updated(Protocol):
         """Adds it."""
 
 
-class BlockTimes:
-    """The times of the steps of a block whose elements are computed later, one by one.
+class _BlockTimes(StepTimes):
+    """The times of all elements of a block.
 
     Attributes:
-        of_steps: A list for each step, which takes the times of each element: differences of
-            `both_clocks`.
         weight: How many blocks it counts for.
         num_added: How many times of each step are added to its meter.
-        see: Called with the number of each step and its output; `None` for nothing.
     """
 
-    __slots__ = ("num_added", "of_steps", "see", "weight")
+    __slots__ = ("num_added", "weight")
 
-    def __init__(self, num_steps: int, weight: float) -> None:
-        self.of_steps: list[list[complex]] = [[] for _ in range(num_steps)]
+    def __init__(self, num_steps: int, count: int, weight: float) -> None:
+        super().__init__(num_steps, 0, count)
         self.weight = weight
         self.num_added = [0] * num_steps
-        self.see: Callable[[int, Any], None] | None = None
 
 
 class StepsMeter:
@@ -441,10 +484,10 @@ class StepsMeter:
         self._spec_of = spec_of
         self.counts = counts
         self.timer = CallTimer(share)
-        self._block: BlockTimes | None = None
+        self._block: _BlockTimes | None = None
         self._num_untimed = 0  # elements since the last block that was timed
 
-    def starts(self, count: int) -> BlockTimes | None:
+    def starts(self, count: int) -> StepTimes | None:
         """Starts to time a block of `count` elements, unless it is one of those left out."""
         timer = self.timer
         timer.countdown -= count
@@ -454,15 +497,16 @@ class StepsMeter:
         weight = 1 + self._num_untimed / max(1, count)
         self._num_untimed = 0
         timer.start()
-        block = self._block = BlockTimes(len(self._stages), weight)
+        block = self._block = _BlockTimes(len(self._stages), count, weight)
         if self._spec_of is not None and any(stage.spec is None for stage in self._stages):
             block.see = self._see
         return block
 
     def _see(self, step: int, element: Any) -> None:
-        stage = self._stages[step]
-        if stage.spec is None and element is not None and self._spec_of is not None:
-            stage.spec = self._spec_of(element)
+        if step < 0 or element is None or self._spec_of is None:
+            return
+        if self._stages[step].spec is None:
+            self._stages[step].spec = self._spec_of(element)
 
     def count(self, outputs: Iterable[int]) -> None:
         """Adds the number of elements that each step returned."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from itertools import islice, pairwise, repeat
+from itertools import pairwise, repeat
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import block_len, byte_len
-from grainmill._evaluate.fuse import Evaluated, Fused, block_call, loop_of, until_failure
+from grainmill._evaluate.evaluated import Evaluated, until_failure
+from grainmill._evaluate.fused import Fused
+from grainmill._evaluate.loops import INDEXED_KINDS, block_call
 from grainmill._interrupts import raise_interrupt
 from grainmill._plan.node import defines
 from grainmill._stats.meters import both_clocks
@@ -22,9 +24,9 @@ from grainmill._stats.meters import both_clocks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from grainmill._evaluate.fuse import Step
+    from grainmill._evaluate.fused import Step
     from grainmill._evaluate.stack import Targets
-    from grainmill._stats.meters import LoopMeter
+    from grainmill._stats.meters import StepTimes
 
 
 # Writes the results for a list of elements to the columns of a batch, pairs of a key and an array
@@ -39,7 +41,6 @@ class _Part(NamedTuple):
     Attributes:
         start: The first step.
         stop: The step after the last.
-        loop: Calls them for one element after another.
         block: The block function.
         gains: Whether a longer block may make its elements cheaper.
         columns: Which columns of the chain they take.
@@ -47,7 +48,6 @@ class _Part(NamedTuple):
 
     start: int
     stop: int
-    loop: Callable[..., None]
     block: Callable[..., Any] | None
     gains: bool
     columns: slice
@@ -86,25 +86,22 @@ class BlockFused(Fused):
         lists = [list(column) for column in columns]
         at = 0
         while at < len(elements):
-            stop = at + self._max_len  # read once: each run writes it
-            meter, timed = self.meter, False
-            if meter is not None:
-                timed = meter.timer.countdown <= 0
-            own = [column[at:stop] for column in lists]
-            if meter is not None and timed:
-                result = self._run_timed(meter, elements[at:stop], own)
-            else:
-                result = self._run(elements[at:stop], own)
-            if meter is not None and not timed:
-                count = len(result.elements)
-                meter.timer.countdown -= count
-                if meter.counts:
-                    meter.count_elements(count)
+            stop = at + self._max_len  # read once: each call of `_run` writes it
+            result = self._counted(elements[at:stop], [column[at:stop] for column in lists])
             output += result.elements
             if result.failure is not None:
                 return Evaluated(output, result.failure)
             at = stop
         return Evaluated(output, failure)
+
+    def _counted(self, elements: list[Any], columns: Sequence[Iterable[int]]) -> Evaluated:
+        meter = self.meter
+        if meter is not None and meter.timer.countdown <= 0:
+            return self._measured(meter, lambda times: self._run(elements, columns, None, times))
+        result = self._run(elements, columns)
+        if meter is not None:
+            meter.pass_over(len(result.elements))
+        return result
 
     @property
     def fills_rows(self) -> bool:
@@ -123,25 +120,20 @@ class BlockFused(Fused):
             return False
         if meter is not None and meter.sees_next:
             return False
-        if meter is None:
-            return self._write(write, elements, columns, at, None)
-        if meter.timer.countdown > 0:
+        if meter is None or meter.timer.countdown > 0:
             written = self._write(write, elements, columns, at, None)
-            if written:
-                count = len(elements)
-                meter.timer.countdown -= count
-                if meter.counts:
-                    meter.count_elements(count)
+            if written and meter is not None:
+                meter.pass_over(len(elements))
             return written
 
-        def run(timing: Timing) -> Sequence[Any]:
-            if not self._write(write, elements, columns, at, timing):
-                return []
+        def run(times: StepTimes) -> Evaluated:
+            if not self._write(write, elements, columns, at, times):
+                return Evaluated([], None)
             last = at + len(elements) - 1
             row = {key: column[-1 if type(column) is list else last] for key, column in columns}
-            return [row[None] if container is None else row] * len(elements)
+            return Evaluated([row[None] if container is None else row] * len(elements), None)
 
-        return bool(self._measured(meter, run, len(elements)))
+        return bool(self._measured(meter, run).elements)
 
     def _write(
         self,
@@ -149,10 +141,10 @@ class BlockFused(Fused):
         elements: list[Any],
         columns: Sequence[tuple[Any, Any]],
         at: int,
-        timing: Timing | None,
+        times: StepTimes | None,
     ) -> bool:
         if len(self._parts) > 1:
-            result = self._run(elements, (), self._parts[:-1], timing)
+            result = self._run(elements, (), self._parts[:-1], times)
             if result.failure is not None:
                 return False
             elements = result.elements
@@ -164,9 +156,9 @@ class BlockFused(Fused):
         except Exception as failure:
             raise_interrupt(failure)
             return False  # computing one by one finds the element that fails
-        if timing is not None:
+        if times is not None:
             elapsed = both_clocks() - started
-            timing.add_block(len(self.steps) - 1, elements, [], elapsed)
+            times.add_block(len(self.steps) - 1, elements, [], elapsed)
         return written
 
     def _run(
@@ -174,25 +166,29 @@ class BlockFused(Fused):
         elements: list[Any],
         columns: Sequence[Iterable[int]],
         parts: Sequence[_Part] | None = None,
-        timing: Timing | None = None,
+        times: StepTimes | None = None,
     ) -> Evaluated:
         failure: BaseException | None = None
         block_s, total_s, largest = 0.0, 0.0, 1
-        clock = time.perf_counter if timing is None else both_clocks
+        clock: Callable[[], complex] = time.perf_counter
+        if times is not None:
+            clock, times.first = both_clocks, 0  # as of block functions, the first ones are timed
         for part in self._parts if parts is None else parts:
             if not elements:
                 break
             started = clock()
             own = columns[part.columns]
-            if part.block is None or len(elements) == 1:
-                result = self._looped(part, elements, own, timing)
+            if part.block is None:
+                result = self._looped(part.start, part.stop, elements, own, [], times=times)
+            elif len(elements) == 1:
+                result = self._looped(part.start, part.stop, elements, own, [])
             else:
                 result = self._block(part, part.block, elements, own)
             elapsed = clock() - started
             if part.block is not None:
                 block_s = max(block_s, elapsed.real if part.gains else 0.0)
-                if timing is not None:
-                    timing.add_block(part.start, elements, result.elements, elapsed)
+                if times is not None:
+                    times.add_block(part.start, elements, result.elements, elapsed)
             total_s += elapsed.real
             if result.failure is not None:
                 failure = result.failure
@@ -203,35 +199,11 @@ class BlockFused(Fused):
         self._max_len = block_len(largest, tuning.MAX_REQUESTED, tuning.LIST_BYTES)
         return Evaluated(elements, failure)
 
-    def timed(self, elements: Iterable[Any], timing: Timing) -> Evaluated:
-        """Applies the steps, which take no columns, with the times going to `timing`."""
+    def timed(self, elements: Iterable[Any], times: StepTimes) -> Evaluated:
+        """Applies the steps, which take no columns, with the times going to `times`."""
         elements, failure = _listed(elements)
-        result = self._run(elements, (), None, timing)
+        result = self._run(elements, (), None, times)
         return result if result.failure is not None else Evaluated(result.elements, failure)
-
-    def _looped(
-        self,
-        part: _Part,
-        elements: Iterable[Any],
-        columns: Sequence[Iterable[int]],
-        timing: Timing | None = None,
-    ) -> Evaluated:
-        """The results of one element after another."""
-        output: list[Any] = []
-        given: Any = output.append, self._functions, self._generators
-        try:
-            if timing is not None and part.block is None:
-                rest, columns = iter(elements), [iter(column) for column in columns]
-                kind: Any = "times" if timing.see is None else "specs"
-                loop = loop_of(self._kinds, kind, part.start, part.stop)
-                first = islice(rest, timing.count)
-                loop(first, *given, columns, both_clocks, timing.times, timing.see)
-                part.loop(rest, *given, columns)
-            else:
-                part.loop(elements, *given, columns)
-        except BaseException as failure:
-            return until_failure(output, failure)
-        return Evaluated(output, None)
 
     def _block(
         self,
@@ -267,70 +239,10 @@ class BlockFused(Fused):
             for at, result in zip(present, results, strict=True):
                 output[at] = result
             return Evaluated(output, None)
-        singly = self._looped(part, elements, lists[1:])
+        singly = self._looped(part.start, part.stop, elements, lists[1:], [])
         if refusal is None or singly.failure is not None:
             return singly
         return Evaluated([], refusal)
-
-    def _run_timed(
-        self, meter: LoopMeter, elements: list[Any], columns: Sequence[Iterable[int]]
-    ) -> Evaluated:
-        results: list[Evaluated] = []
-
-        def run(timing: Timing) -> Sequence[Any]:
-            results.append(self._run(elements, columns, None, timing))
-            return results[0].elements
-
-        self._measured(meter, run, len(elements))
-        return results[0]
-
-    def _measured(
-        self, meter: LoopMeter, run: Callable[[Timing], Sequence[Any]], num_elements: int
-    ) -> Sequence[Any]:
-        """What `run` returns, with the time of the call and of the steps of some elements."""
-        prepared_s = time.perf_counter()
-        meter.start()
-        sees = meter.sees_next
-        meter.sees_next = False
-        count = 1 if sees else max(1, min(meter.count, num_elements))
-        times: list[list[complex]] = [[] for _ in self.steps]
-        timing = Timing(times, count, meter.see if sees else None)
-        started = both_clocks()
-        results = run(timing)
-        meter.record(times, results, both_clocks() - started, prepared_s)
-        return results
-
-
-class Timing:
-    """Where the times of a call go.
-
-    Attributes:
-        times: A list for each step, which takes the times of elements by `both_clocks`.
-        count: How many elements are timed: the first ones.
-        see: Called with the number of each step, -1 for the input, and its output; `None` for
-            nothing.
-    """
-
-    def __init__(
-        self,
-        times: Sequence[list[complex]],
-        count: int,
-        see: Callable[[int, Any], None] | None,
-    ) -> None:
-        self.times = times
-        self.count = count
-        self.see = see
-
-    def add_block(
-        self, step: int, inputs: Sequence[Any], results: Sequence[Any], elapsed: complex
-    ) -> None:
-        """Adds a call of a block function, whose elements are taken to cost the same."""
-        self.times[step].extend([elapsed / len(inputs)] * min(self.count, len(inputs)))
-        if self.see is not None:
-            if not step:
-                self.see(-1, inputs[0])
-            if results:
-                self.see(step, results[0])
 
 
 class _WrongLengthError(Exception):
@@ -376,11 +288,10 @@ def _parts_of(steps: Sequence[Step], kinds: Any) -> tuple[_Part, ...]:
     ordered = sorted(bounds)
     parts, num_columns = [], 0
     for start, stop in pairwise(ordered):
-        taking = sum(kind in {"indexed", "random"} for kind in kinds[start:stop])
+        taking = sum(kind in INDEXED_KINDS for kind in kinds[start:stop])
         columns = slice(num_columns, num_columns + taking)
-        loop = loop_of(kinds, "none", start, stop)
         block = steps[start].block
-        parts.append(_Part(start, stop, loop, block, _gains(block), columns))
+        parts.append(_Part(start, stop, block, _gains(block), columns))
         num_columns += taking
     return tuple(parts)
 
