@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, Self, overload
 
 import numpy as np
 
@@ -784,13 +784,15 @@ class PlannedMapDataset(MapDataset[T_co]):
         """Returns the element at `index`; see `MapDataset`."""
         if isinstance(index, slice):
             return self.slice(index)
-        index = checked_integer(index, "index")
+        if type(index) is not int:
+            index = checked_integer(index, "index")
         if self._node.length == 0:
             raise self._no_element(index)
-        block = self._compiled().run(index, 1)
+        block = (self._program or self._compiled()).run(index, 1)
         if block.failure is not None:
             raise block.failure
-        return cast("T_co | None", block.elements[0])
+        element: T_co | None = block.elements[0]
+        return element
 
     def _no_element(self, index: int) -> EmptyDatasetError:
         return EmptyDatasetError(

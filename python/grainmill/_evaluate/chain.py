@@ -112,7 +112,7 @@ def run(
     columns: Columns,
     pending: dict[int, Any] | None,
     count: int,
-    wrap_inputs: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+    wrap_inputs: Callable[[Iterable[Any]], Iterable[Any]] | None = None,
     *,
     output: list[Any] | None = None,
 ) -> tuple[Indices | None, Evaluated]:
@@ -123,7 +123,7 @@ def run(
         columns: The block's columns; sources without positions in the block have none.
         pending: The reads started by `start_reads`, if any.
         count: Positions in the block.
-        wrap_inputs: Applied to the inputs of `chain`'s own functions.
+        wrap_inputs: Applied to the inputs of `chain`'s own functions; `None` for nothing.
         output: The list to append the elements to, where `chain`'s own functions compute them.
 
     Returns:
@@ -136,9 +136,8 @@ def run(
             return np.empty(0, np.int64), Evaluated([], None)
         positions, index, datasets = column
         if chain.reads_in_loop:
-            pairs = index.tolist() if datasets is None else _pairs(index, datasets)
-            steps = step_values(chain, columns)
-            return positions, chain.fused(wrap_inputs(pairs), steps, output)
+            inputs = index.tolist() if datasets is None else _pairs(index, datasets)
+            return positions, _mapped(chain, columns, inputs, wrap_inputs, output)
         result = (
             source.read(source.request(index, datasets))
             if pending is None
@@ -151,15 +150,29 @@ def run(
         )
     if not chain.fused.steps or (positions is not None and not len(positions)):
         return positions, result
-    mapped = chain.fused(wrap_inputs(result.elements), step_values(chain, columns), output)
+    mapped = _mapped(chain, columns, result.elements, wrap_inputs, output)
     if mapped.failure is None and result.failure is not None:
         mapped = Evaluated(mapped.elements, result.failure)
     return positions, mapped
 
 
+def _mapped(
+    chain: Chain,
+    columns: Columns,
+    inputs: Iterable[Any],
+    wrap_inputs: Callable[[Iterable[Any]], Iterable[Any]] | None,
+    output: list[Any] | None,
+) -> Evaluated:
+    """The results of `chain`'s own functions; see `run`."""
+    if wrap_inputs is not None:
+        inputs = wrap_inputs(inputs)
+    return chain.fused(inputs, step_values(chain, columns), output)
+
+
 def step_values(chain: Chain, columns: Columns) -> Sequence[Any]:
     """The additional arguments of `chain`'s own functions."""
-    return [column.of(columns) for column in chain.step_columns]
+    steps = chain.step_columns
+    return [column.of(columns) for column in steps] if steps else ()
 
 
 def _merged(

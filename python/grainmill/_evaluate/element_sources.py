@@ -140,6 +140,10 @@ class RangeSource(ElementSource[Indices]):
         """See `ElementSource.finish`."""
         return Evaluated(pending.tolist(), None)
 
+    def read(self, request: Indices) -> Evaluated:
+        """See `ElementSource.read`."""
+        return Evaluated(request.tolist(), None)
+
 
 class BigRangeSource(ElementSource[Indices]):
     """The numbers of a `range` that do not fit in 64 bits."""

@@ -343,7 +343,7 @@ class IncrementalRun:
             self._mark(at)
             # Of a block that is computed together, the first element stands for all.
             in_blocks = isinstance(self._chain.fused, BlockFused)
-            marked = iter if in_blocks else functools.partial(chain.marked, self._mark, at)
+            marked = None if in_blocks else functools.partial(chain.marked, self._mark, at)
             result = chain.run(self._chain, columns, None, count, marked)[1]
         if result.failure is not None:
             self._program.annotate(result.failure, at + len(result.elements))
