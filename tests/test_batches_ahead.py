@@ -215,4 +215,4 @@ def test_small_batches_keep_all_workers_busy():
     with iter(ds) as iterator:
         for _ in range(3000):
             next(iterator)
-        assert len(iterator._stage._reader._blocks._tasks) >= 2
+        assert len(iterator._stage._reader._blocks._ahead.tasks) >= 2

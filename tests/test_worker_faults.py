@@ -461,6 +461,34 @@ def test_after_ctrl_c_the_iterator_goes_on(tmp_path):
     assert "stops" in done.stdout
 
 
+@both
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_an_interrupt_while_a_task_is_sent_loses_nothing(entrance, is_sent, monkeypatch):
+    from grainmill._workers.pool import WorkerPool  # noqa: PLC0415 - Grain has no such thing
+
+    send, left = WorkerPool._send, [0]
+
+    def interrupted(pool, worker, message):
+        left[0] -= 1
+        if left[0] or is_sent:
+            send(pool, worker, message)
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(WorkerPool, "_send", interrupted)
+    for task in [1, *random.Random(12).sample(range(2, 7), cases(2, 5))]:
+        left[0] = task
+        iterator = opened(grain.MapDataset.range(60).map(lambda x: x + 1), entrance)
+        found, interrupts = [], 0
+        while len(found) < 60:
+            try:
+                found.append(next(iterator))
+            except KeyboardInterrupt:
+                interrupts += 1
+        assert (found, interrupts) == (list(range(1, 61)), 1)
+        iterator.close()
+
+
 # --- preemption ----------------------------------------------------------------------------------
 
 PREEMPTED = """

@@ -14,6 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._evaluate import tuning
+from grainmill._evaluate.ahead import Ahead
 from grainmill._evaluate.batch_blocks import block_len, byte_len, in_batches
 from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.reads_beyond import ReadsBeyond
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
 class Blocks(abc.ABC):
     """The elements of `program` from a position on, a block at a time.
 
+    Args:
+        program: What computes the elements.
+        length: Their number.
+        buffer_size: How many of them may be prefetched.
+
     Attributes:
         position: The first position of the next block.
         batch_size: The size of the batches downstream, counted from the last `restart`; blocks
@@ -46,7 +52,7 @@ class Blocks(abc.ABC):
         meter: Takes the times of blocks.
     """
 
-    def __init__(self, program: Program, length: int) -> None:
+    def __init__(self, program: Program, length: int, buffer_size: int) -> None:
         self.meter = program.recorder.read()
         self.position = 0
         self.batch_size = 0
@@ -56,7 +62,10 @@ class Blocks(abc.ABC):
         self._is_computing = False
         self._program = program
         self._length = length
+        self._buffer_size = buffer_size
+        self._ahead: Ahead[Any] = Ahead()
         self._batch_origin = 0
+        self.meter.ahead = weak_call(self, Blocks._num_ahead)
 
     def take(self, limit: int) -> Evaluated | BatchBlock:
         """Returns the elements from `position` on, and advances it.
@@ -93,6 +102,18 @@ class Blocks(abc.ABC):
     def _compute_next(self, limit: int) -> None:
         """Computes the elements from `position` on, up to the plan's end, and enqueues them."""
 
+    def _enqueue_block(self, result: BlockResult, count: int) -> bool:
+        """Makes the next calls of `take` return the result of a block of `count` elements.
+
+        Returns:
+            Whether they are all there; otherwise the blocks after it are dropped.
+        """
+        num_computed = self._enqueue(result)
+        if num_computed < count or (self._rest is not None and self._rest.failure is not None):
+            self._drop_ahead(self.position + num_computed)
+            return False
+        return True
+
     def _enqueue(self, result: BlockResult) -> int:
         """Makes the next calls of `take` return `result`; returns its number of elements."""
         batches, self._rest = result
@@ -112,6 +133,25 @@ class Blocks(abc.ABC):
         self.position = position
         self.ready.clear()
         self._rest = None
+        self._drop_ahead(position)
+
+    def _drop_ahead(self, position: int) -> None:
+        """Discards the blocks from `position` on."""
+        self._ahead.drop(position)
+
+    def _num_ahead(self) -> tuple[int, int]:
+        """How many elements are computed and not yet taken, and the limit; on any thread."""
+        return self._num_ready + self._ahead.num_done, self._buffer_size
+
+    @property
+    def _num_ready(self) -> int:
+        """Elements that `take` returns before it computes more; on any thread."""
+        rest = self._rest
+        return sum(map(len, list(self.ready))) + (0 if rest is None else len(rest.elements))
+
+    def _block_len(self, start: int, count: int) -> int:
+        """Elements of a block of `count` at `start`, up to the next batch and the plan's end."""
+        return min(count, self._len_to_batch_start(start) or count, self._length - start)
 
     def _len_to_batch_start(self, position: int) -> int:
         """Elements from `position` to the start of the next batch."""
@@ -241,7 +281,7 @@ class Demand:
 
 
 class _Block:
-    """A block of positions that is being computed or waits for the consumer.
+    """A block of positions that is being computed or waits for the consumer; see `Started`.
 
     Attributes:
         start: Its first position.
@@ -323,20 +363,21 @@ class Executor(Blocks):
         budget: Budget,
         shared: SharedThreads | None = None,
     ) -> None:
-        super().__init__(program, length)
+        super().__init__(program, length, options.prefetch_buffer_size)
         self.demand: Demand | None = None
         self._computes_here = False  # whether the thread in `take` does, in place of one of a pool
         self._shared = shared
-        self._buffer_size = buffer_size = options.prefetch_buffer_size
+        buffer_size = options.prefetch_buffer_size
         # Threads that replace worker processes run even without a prefetch buffer.
         threaded = (buffer_size or options.num_workers) and program.runs_user_code
         self._num_threads = options.num_threads if threaded else 0
         self._num_records = max(1, program.num_records)  # of an element; a cached one reads none
         self._init = options.worker_init_fn if options.num_workers else None
         self._budget = budget
+        self._beyond = ReadsBeyond(program)
+        self._num_submitted = 0  # tasks ahead that threads compute or have computed
         self._stall = Stall(self, Executor._awaited_block, options)
         self._element_bytes = mean = program.mean_byte_len
-        self.meter.ahead = weak_call(self, Executor._num_ahead)
         self.meter.threads = weak_call(self, Executor._thread_use)
         if self._num_threads:
             max_count = block_len(mean, max(1, buffer_size // 2), tuning.HAND_OVER_BYTES)
@@ -356,12 +397,9 @@ class Executor(Blocks):
         return bool(self._num_threads)
 
     def _reset(self) -> None:
-        self._blocks: deque[_Block] = deque()
-        self._num_submitted = 0  # of those, how many threads compute or have computed
-        self._beyond = ReadsBeyond(self._program)
-        self._dispatched_until = self.position
         self._pid = os.getpid()
         self._pool: ThreadPool | PoolShare | None = None
+        self._drop_ahead(self.position)
         self._inits: list[Task] | None = None  # the first calls of threads; empty once all are done
         if self._num_threads:
             if self._shared is None:
@@ -378,16 +416,16 @@ class Executor(Blocks):
         if demand is not None and demand.ended:
             raise closed_error()
         if self._pool is None:
-            if not self._blocks and not self._program.waits_for_storage:
+            if not self._ahead.tasks and not self._program.waits_for_storage:
                 self._compute_in_caller(limit)
                 return
         elif self._pid != os.getpid():  # threads do not survive a fork
             self._reset()
         self._await_inits()
         self._start_next(limit)
-        if not self._blocks:
+        if not self._ahead.tasks:
             return
-        block = self._blocks[0]
+        block = self._ahead.tasks[0]
         if self._pool is None:
             block.task.prepare()
             block.task.run()
@@ -406,18 +444,13 @@ class Executor(Blocks):
         result = block.result()
         self._pace.by_lists = self._program.reads_lists
         self._pace.record(block.count, block.task.elapsed_s)
-        self._blocks.popleft()
+        self._ahead.tasks.popleft()
         self._num_submitted -= 1
         self._record_element_size(result)
         self._submit_affordable()
-        num_computed = self._enqueue(result)
-        rest = self._rest
-        if rest is not None and (
-            rest.failure is not None or num_computed + block.num_taken < block.count
-        ):
-            self._drop_blocks(self.position + num_computed)
-        elif block.num_taken and not num_computed:  # all delivered before: not the plan's end
-            self._rest = None
+        num_left = block.count - block.num_taken
+        if self._enqueue_block(result, num_left) and not num_left:
+            self._rest = None  # all was delivered before: not the plan's end
             self._compute_next(limit)
 
     def _start_next(self, limit: int) -> None:
@@ -431,11 +464,11 @@ class Executor(Blocks):
         may = self._pace.element_s is not None and is_free
         packs = self.demand is not None and isinstance(pool, ThreadPool) and pool.active == 1
         self._computes_here = may and packs and not self._program.waits_for_storage
-        if not self._blocks:
+        if not self._ahead.tasks:
             if self._computes_here and isinstance(pool, ThreadPool):
                 pool.run_here(lambda: self._compute_in_caller(limit))
                 return
-            self._dispatched_until = self.position
+            self._ahead.until = self.position
         self._submit_affordable()
         if not self._computes_here:
             self._dispatch(limit)
@@ -471,8 +504,7 @@ class Executor(Blocks):
         """Computes the next block in the caller, without prefetching."""
         size, _, whole = self._sizes_for_caller(limit)
         start = self.position
-        to_boundary = self._len_to_batch_start(start)
-        count = min(size, to_boundary or size, self._length - start)
+        count = self._block_len(start, size)
         if count <= 0:
             return
         if self._program.reads_lists and not whole:
@@ -481,7 +513,7 @@ class Executor(Blocks):
         is_short = (self._pace.element_s or 0.0) * count < tuning.SHORT_BLOCK_S
         cpu_started_s = 0.0 if is_short else time.thread_time()
         started_s, waited_before_s = time.perf_counter(), waited_s()
-        if whole and not to_boundary:
+        if whole and not self._len_to_batch_start(start):
             result: BlockResult = in_batches(self._program, start, count, self.batch_size)
         else:
             result = [], self._program.run(start, count)
@@ -531,10 +563,10 @@ class Executor(Blocks):
 
     def awaited(self) -> Awaited | None:
         """See `Blocks.awaited`."""
-        return self._awaited_block() if self._is_computing and self._blocks else None
+        return self._awaited_block() if self._is_computing and self._ahead.tasks else None
 
     def _awaited_block(self) -> Awaited:
-        block = self._blocks[0]
+        block = self._ahead.tasks[0]
         last = block.start + block.count - 1
         first = min(last, block.start + len(block.output))
         if block.output or (self._program.maps_one_by_one and not self.batch_size):
@@ -558,8 +590,8 @@ class Executor(Blocks):
         """
         size, is_first = self._element_bytes, self._pace.element_s is None
         affordable = self._budget.total / size if size else math.inf
-        while self._num_submitted < len(self._blocks):
-            block = self._blocks[self._num_submitted]
+        while self._num_submitted < len(self._ahead.tasks):
+            block = self._ahead.tasks[self._num_submitted]
             is_beyond = block.start + block.count - self.position > affordable
             if self._num_submitted and (
                 is_beyond or (is_first and self._num_submitted > self._num_active)
@@ -591,32 +623,25 @@ class Executor(Blocks):
         by_lists = self._program.reads_lists
         if self._pace.element_s is None and not is_slow:
             # Until the first element is there, nothing is known of their size.
-            max_blocks = max(0, self._num_active + 1 - len(self._blocks))
+            max_blocks = max(0, self._num_active + 1 - len(self._ahead.tasks))
         elif self._pace.is_growing and (self._num_active == 1 or by_lists) and not is_slow:
             # A buffer full of the first, small blocks would cost more than larger ones do later.
             max_blocks = max(0, self._num_active + 1 - len(self._unfinished()))
         for number in itertools.count():
             is_enough = records >= max_records if is_slow else number >= max_blocks
-            if self._blocks and (is_enough or not prefetches):
+            if self._ahead.tasks and (is_enough or not prefetches):
                 return
-            if self._blocks and is_slow and not self._program.has_room:
+            if self._ahead.tasks and is_slow and not self._program.has_room:
                 return
-            if number and self._blocks[0].is_done and not self._blocks[-1].is_done:
+            if number and self._ahead.tasks[0].is_done and not self._ahead.tasks[-1].is_done:
                 return  # starting reads takes a while, and others are in flight
-            start = self._dispatched_until
-            to_boundary = self._len_to_batch_start(start)
-            count = min(size, to_boundary or size, self._length - start)
-            if count <= 0 or (self._blocks and start + count - self.position > bound):
+            start = self._ahead.until
+            count = self._block_len(start, size)
+            if not self._ahead.fits(count, self.position, bound):
                 return
-            self._start_block(start, count, as_batches=whole and not to_boundary)
+            as_batches = whole and not self._len_to_batch_start(start)
+            self._start_block(start, count, as_batches=as_batches)
             records += count * num_records
-
-    def _num_ahead(self) -> tuple[int, int]:
-        """How many elements are computed and not yet taken, and the limit; on any thread."""
-        blocks = list(self._blocks)
-        count = sum(map(len, list(self.ready))) + sum(b.count for b in blocks if b.is_done)
-        rest = self._rest
-        return count + (0 if rest is None else len(rest.elements)), self._buffer_size
 
     def _thread_use(self) -> PoolUse:
         """See `ReadMeter.threads`; on any thread."""
@@ -627,7 +652,7 @@ class Executor(Blocks):
 
     def _unfinished(self) -> list[_Block]:
         """The blocks that are not computed yet."""
-        return [block for block in self._blocks if not block.is_done]
+        return [block for block in self._ahead.tasks if not block.is_done]
 
     def _start_block(self, start: int, count: int, *, as_batches: bool) -> None:
         if as_batches and not self._program.waits_for_storage:
@@ -640,11 +665,10 @@ class Executor(Blocks):
             elements = functools.partial(_elements, pending, output, batch_size)
             task = Task(elements, pending.wait, count * self._num_records)
             block = _Block(start, count, task, output)
-        self._blocks.append(block)
+        self._ahead.add(block)
         self._submit_affordable()
-        self._dispatched_until += count
         if self._buffer_size and self._program.reads_beyond:
-            self._beyond.advance(self._dispatched_until, self._length)
+            self._beyond.advance(self._ahead.until, self._length)
 
     def _sizes_for_caller(self, limit: int) -> tuple[int, int, bool]:
         """Elements in a block, the maximum to prefetch, and whether blocks are whole batches."""
@@ -686,22 +710,15 @@ class Executor(Blocks):
         max_count = min(max_count, int(tuning.HAND_OVER_S / element_s), self._pace.turn_len)
         return max(1, max_count // self.batch_size)
 
-    def rewind(self, position: int) -> None:
-        """See `Blocks.rewind`."""
-        super().rewind(position)
-        self._drop_blocks(position)
-
-    def _drop_blocks(self, position: int) -> None:
-        """Discards the blocks from `position` on."""
-        if self._blocks:
-            for block in self._blocks:
-                block.task.call = None
-            self._blocks.clear()
+    def _drop_ahead(self, position: int) -> None:
+        """See `Blocks`."""
+        for block in self._ahead.tasks:
+            block.task.call = None
+        super()._drop_ahead(position)
         self._num_submitted = 0  # an interrupt may come between the two
         if self._pool is not None:
             self._pool.drop()
         self._beyond.clear()
-        self._dispatched_until = position
 
     def start(self) -> None:
         """See `Blocks.start`."""

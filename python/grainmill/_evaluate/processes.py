@@ -5,26 +5,25 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import BatchBlock, block_len
 from grainmill._evaluate.block_job import BlockJob
 from grainmill._evaluate.evaluated import Evaluated
-from grainmill._evaluate.executor import Blocks, Pace, weak_call
+from grainmill._evaluate.executor import Blocks, Pace
 from grainmill._evaluate.notes import described
-from grainmill._stats.thread_clock import ThreadUse
+from grainmill._evaluate.worker_tasks import Workers, WorkerTasks
 from grainmill._workers.limits import Limits
 from grainmill._workers.pool import WorkerPool
-from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
 
 if TYPE_CHECKING:
     from grainmill._evaluate.batch_blocks import BlockResult
     from grainmill._evaluate.program import Program
     from grainmill._plan.node import Node
     from grainmill._plan.options import ReadOptions
-    from grainmill._workers.pool import PendingResult, Result
+    from grainmill._stats.meters import ReadMeter, Recorder
+    from grainmill._workers.pool import Result
 
 
 class ProcessBlocks(Blocks):
@@ -35,27 +34,22 @@ class ProcessBlocks(Blocks):
     a worker is raised when its block is taken; later calls start new workers.
     """
 
+    _ahead: WorkerTasks
+
     def __init__(self, program: Program, length: int, node: Node, options: ReadOptions) -> None:
-        super().__init__(program, length)
-        self._node = node
-        self._options = options
-        self._recorder = program.recorder
-        self.meter.ahead = weak_call(self, ProcessBlocks._num_ahead)
-        self._workers = options.num_workers
-        self._buffer_size = options.prefetch_buffer_size
-        self._min_batches = max(2, self._workers)
+        super().__init__(program, length, options.prefetch_buffer_size)
+        self._num_workers = options.num_workers
+        self._min_batches = max(2, self._num_workers)
         self._num_concurrent = 1  # tasks that a worker computes at the same time
         self._element_s: float | None = None  # a worker's cost of an element, once known
         by_lists = program.reads_lists or program.maps_blocks
         self._pace = Pace(self._max_task_len, tuning.WORKER_BLOCK_S, by_lists=by_lists)
         self._limits = Limits.of(options)
         self._affordable = self._max_task_len
-        self._pool: WorkerPool | None = None
-        self._num_starting = 0  # results until all workers have returned one, about
-        self._tasks: deque[tuple[PendingResult, int]] = deque()
+        self._workers = _workers(node, options, self.meter, program.recorder)
+        self._ahead = WorkerTasks(self._workers)
         self._row_byte_len = 0.0
         self._element_bytes = 0.0
-        self._dispatched_until = 0
         self._one_by_one_until = 0
 
     @property
@@ -74,10 +68,10 @@ class ProcessBlocks(Blocks):
         this process spends more time on a task than a worker does.
         """
         if self.batch_size or self._num_concurrent > 1 or self._element_s is None:
-            return self._workers
+            return self._num_workers
         elements = self._buffer_size / tuning.TASKS_PER_WORKER
         useful = math.sqrt(self._element_s * elements / tuning.WORKER_TASK_S)
-        return min(self._workers, max(tuning.MIN_ACTIVE_WORKERS, math.ceil(useful)))
+        return min(self._num_workers, max(tuning.MIN_ACTIVE_WORKERS, math.ceil(useful)))
 
     @property
     def _num_tasks(self) -> int:
@@ -91,52 +85,15 @@ class ProcessBlocks(Blocks):
         return block_len(self._program.mean_byte_len, max_count, tuning.WORKER_BLOCK_BYTES)
 
     def _compute_next(self, limit: int) -> None:
-        pool = self._pool
-        if pool is None or pool.closed or not self._tasks:
-            pool = self._dispatch()
-            if not self._tasks:
+        if not self._ahead.tasks:
+            self._ahead.start(self)
+            if not self._ahead.tasks:
                 return
-        pending, count = self._tasks[0]
-        try:
-            cpu_started_s = time.thread_time()
-            if pending.answer is None:
-                use = ThreadUse() if self._num_starting > 0 else None
-                started_s = time.perf_counter()
-                result = pool.wait(pending)
-                waited_s = time.perf_counter() - started_s
-                self.meter.starved_s += waited_s
-                if use is not None:
-                    self._recorder.started(self._node, waited_s, use.read())
-            else:
-                result = pool.wait(pending)
-            self._num_starting -= 1
-            self._tasks.popleft()
-            report = result.extra[5] if result.extra else None
-            if report is not None:
-                self._recorder.report(self._node, pending.worker, report)
-            self._enqueue_result(result, count)
-            if self._tasks:
-                # Workers continue while the consumer uses what it takes next.
-                self._dispatch_to(pool, self.position + self._next_len)
-            self.meter.transfer_cpu_s += time.thread_time() - cpu_started_s
-        except BaseException as failure:  # also an interrupt, which may have lost a message
-            if self._cancelled:  # the closing thread waits for the workers
-                raise
-            # The elements before the one that killed the worker must still be delivered.
-            self._one_by_one_until = self._dispatched_until
-            self.close()
-            if isinstance(failure, ForkUnavailableError):
-                disable_fork(failure)
-                self._compute_next(limit)
-            else:
-                raise
-
-    def _num_ahead(self) -> tuple[int, int]:
-        """How many elements are computed and not yet taken, and the limit; on any thread."""
-        count = sum(map(len, list(self.ready)))
-        count += sum(count for pending, count in list(self._tasks) if pending.answer is not None)
-        rest = self._rest
-        return count + (0 if rest is None else len(rest.elements)), self._buffer_size
+        cpu_started_s = time.thread_time()
+        self._enqueue_result(*self._ahead.take(self))
+        if self._ahead.tasks:  # workers continue while the consumer uses what it takes next
+            self._ahead.start(self)
+        self.meter.transfer_cpu_s += time.thread_time() - cpu_started_s
 
     @property
     def _next_len(self) -> int:
@@ -172,96 +129,72 @@ class ProcessBlocks(Blocks):
             block_result: BlockResult = batches, None
         else:
             block_result = [], Evaluated(elements, result.failure)
-        num_computed = self._enqueue(block_result)
-        if num_computed < count or result.failure is not None:
-            self._drop_tasks(self.position + num_computed)
+        self._enqueue_block(block_result, count)
 
-    def _dispatch(self) -> WorkerPool:
-        if self._pool is None or self._pool.closed:
-            self._drop_tasks(self.position)
-            plan = self._node.parent
-            options = self._options
-            job = BlockJob(
-                plan,
-                options.worker_init_fn,
-                options.num_threads,
-                self._recorder,
-                options.max_reads_in_flight,
-            )
-            self._pool = WorkerPool(
-                job, self._workers, self._limits, plan.walk_up(), functools.partial(described, plan)
-            )
-            self._num_starting = self._workers
-            self.check_open()  # `cancel` may have been called before the pool existed
-        self._dispatch_to(self._pool, self.position)
-        return self._pool
-
-    def _dispatch_to(self, pool: WorkerPool, position: int) -> None:
+    def submit_tasks(self, pool: WorkerPool) -> None:
+        """See `Consumer.submit_tasks`."""
+        position = self.position + self._next_len
         while True:
             worker, num_unfinished = pool.least_busy(self._num_active_workers)
             # The task that is taken next is submitted, however many dropped ones run before it.
             # Elements that may kill a worker get their own tasks, so that those before them arrive.
-            alone = self._dispatched_until < self._one_by_one_until
-            if self._tasks and num_unfinished >= (1 if alone else self._tasks_per_worker):
+            alone = self._ahead.until < self._one_by_one_until
+            if self._ahead.tasks and num_unfinished >= (1 if alone else self._tasks_per_worker):
                 return
             start, count, batch_size = task = self._next_task()
             max_ahead = max(self._buffer_size, self._min_batches * batch_size)
             if batch_size:  # tasks are as long as small rows allow, and every worker needs one
                 max_ahead = max(max_ahead, self._num_tasks * self._pace.max_count)
-            if count <= 0:
+            if num_unfinished >= tuning.TASKS_PER_WORKER:
+                half = self._limits.budget_bytes // 2
+                max_ahead = block_len(self._element_bytes, max_ahead, half)
+            if not self._ahead.fits(count, position, max_ahead):
                 return
-            num_ahead = start + count - position
-            over_budget = num_ahead * self._element_bytes > self._limits.budget_bytes / 2
-            too_many = over_budget and num_unfinished >= tuning.TASKS_PER_WORKER
-            if self._tasks and (num_ahead > max_ahead or too_many):
-                return
-            self._tasks.append((pool.submit(worker, task, (start, start + count - 1)), count))
-            self._dispatched_until += count
+            self._ahead.submit(worker, task, (start, start + count - 1))
+
+    def tasks_lost(self) -> int:
+        """See `Consumer.tasks_lost`."""
+        # The elements before the one that killed the worker must still be delivered.
+        self._one_by_one_until = self._ahead.until
+        return self.position + self._num_ready
 
     def _next_task(self) -> tuple[int, int, int]:
         """The next `BlockTask`, as a plain tuple."""
-        start, left = self._dispatched_until, self._length - self._dispatched_until
-        to_boundary = self._len_to_batch_start(start)
-        size = self.batch_size
-        if size and not to_boundary:
-            count = size
-            if start >= self._one_by_one_until:
-                count *= max(
-                    1, min(self._pace.count, self._pace.max_count, self._affordable) // size
-                )
-            return start, min(count, left), size
+        start, size = self._ahead.until, self.batch_size
+        alone = start < self._one_by_one_until
+        if size and not self._len_to_batch_start(start):
+            count = min(self._pace.count, self._pace.max_count, self._affordable)
+            count = size * (1 if alone else max(1, count // size))
+            return start, self._block_len(start, count), size
         count = min(self._pace.count, self._affordable, self._max_task_len)
-        if start < self._one_by_one_until:
-            count = 1
-        return start, min(count, to_boundary or left, left), 0
-
-    def _drop_tasks(self, position: int) -> None:
-        """Drops the tasks from `position` on, without waiting for them."""
-        for pending, _ in self._tasks:
-            if self._pool is not None:
-                self._pool.discard(pending)
-        self._tasks.clear()
-        self._dispatched_until = position
-
-    def rewind(self, position: int) -> None:
-        """See `Blocks.rewind`."""
-        super().rewind(position)
-        self._drop_tasks(position)
+        return start, self._block_len(start, 1 if alone else count), 0
 
     def start(self) -> None:
         """See `Blocks.start`."""
-        self._dispatch()
+        self._ahead.start(self)
 
     def cancel(self) -> None:
         """See `Blocks.cancel`."""
         super().cancel()
-        pool = self._pool
-        if pool is not None:
-            pool.disconnect()
+        self._workers.cancel()
 
     def close(self) -> None:
         """See `Blocks.close`."""
-        pool, self._pool = self._pool, None
+        self._workers.close()
         self.rewind(self.position)
-        if pool is not None:
-            pool.close()
+
+
+def _workers(node: Node, options: ReadOptions, meter: ReadMeter, recorder: Recorder) -> Workers:
+    plan = node.parent
+    job = BlockJob(
+        plan, options.worker_init_fn, options.num_threads, recorder, options.max_reads_in_flight
+    )
+
+    def new_pool(_: bool) -> WorkerPool:  # noqa: FBT001 - see `Workers`
+        limits, origin = Limits.of(options), functools.partial(described, plan)
+        return WorkerPool(job, options.num_workers, limits, plan.walk_up(), origin)
+
+    def waited(elapsed_s: float) -> None:
+        meter.starved_s += elapsed_s
+
+    return Workers(node, recorder, new_pool, waited)

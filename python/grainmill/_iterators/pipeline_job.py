@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from grainmill._evaluate import tuning
-from grainmill._evaluate.batch_blocks import byte_len
+from grainmill._evaluate.batch_blocks import block_len, byte_len
 from grainmill._evaluate.block_job import set_up_worker
 from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.metering import PullMeter
@@ -201,7 +201,7 @@ class _PipelineRunner(Runner):
             count = len(elements)
             if count == measured_at:
                 measured_at *= 2
-                max_elements = min(max_elements, self._task_bytes // max(1, byte_len(element)))
+                max_elements = block_len(byte_len(element), max_elements, self._task_bytes)
             if count >= max_elements:
                 break
             if count >= task.num_elements and time.perf_counter() > deadline:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import time
-from collections import deque
+import functools
 from typing import TYPE_CHECKING
 
+from grainmill._evaluate.batch_blocks import block_len
+from grainmill._evaluate.worker_tasks import Workers, WorkerTasks
 from grainmill._interrupts import suppressed
 from grainmill._iterators.open import open_plan
 from grainmill._iterators.pipeline_job import (
@@ -21,100 +23,54 @@ from grainmill._iterators.pipeline_job import (
 from grainmill._iterators.position import of_state, state_at
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.user_defined import UserDefined
-from grainmill._plan.closing import closed_error
 from grainmill._plan.notes import located
-from grainmill._stats.thread_clock import ThreadUse
 from grainmill._workers import messages
 from grainmill._workers.limits import Limits
 from grainmill._workers.pool import WorkerPool
-from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from grainmill._evaluate.context import Context
     from grainmill._iterators.position import Position
     from grainmill._iterators.shares import WorkersNode
-    from grainmill._workers.pool import PendingResult, Result
 
 # How many elements are requested one by one after a worker has died.
 _SINGLE_LEN = 128
 
 
-class RemoteWorkers:
-    """The workers of one stage; started when first needed, and again after one has died.
+class RemoteWorkers(Workers):
+    """The workers of one stage, each with a pipeline of its own.
 
     Attributes:
-        cancelled: Whether `cancel` was called.
-        generation: The number of the current set of workers; 0 before the first.
         task_bytes: About how much memory the result of one task may use.
     """
 
+    _node: WorkersNode
+
     def __init__(self, node: WorkersNode, context: Context) -> None:
-        self._node = node
         self._context = context
-        self._pool: WorkerPool | None = None
-        self.cancelled = False
-        self.generation = 0
-        self._limits = Limits.of(node.options)
-        self.task_bytes = self._limits.share(TASKS * node.num_workers)
+        limits = Limits.of(node.options)
+        self.task_bytes = task_bytes = limits.share(TASKS * node.num_workers)
         if node.options.per_worker_budget_bytes is not None:
             own_share = int(node.options.per_worker_budget_bytes) // RESULTS
-            self.task_bytes = min(self.task_bytes, own_share)
+            self.task_bytes = task_bytes = min(task_bytes, own_share)
 
-    def shard(self, worker: int) -> RemoteShard:
-        """The stage for the elements of one worker."""
-        return RemoteShard(self, worker, self._node.buffer_size)
-
-    def pool(self) -> WorkerPool:
-        """The running workers, started if there are none.
-
-        Raises:
-            ValueError: `cancel` was called.
-        """
-        if not self.cancelled and (self._pool is None or self._pool.closed):
-            self._start()
-        if self.cancelled or self._pool is None:  # `cancel` may have found no pool yet
-            raise closed_error()
-        return self._pool
-
-    def _start(self) -> None:
-        node = self._node
-        # After a crash nothing is prefetched: the elements before the one that crashes a worker
-        # must be delivered first.
-        ahead = not self.generation
-        context = dataclasses.replace(self._context, prefetches=ahead, num_workers=node.num_workers)
-        job = PipelineJob(node, context, self.task_bytes)
-        self.generation += 1
+        def new_pool(is_first: bool) -> WorkerPool:  # noqa: FBT001 - see `Workers`
+            workers = node.num_workers
+            # After a crash nothing is prefetched: the elements before the one that crashes a
+            # worker must be delivered first.
+            in_worker = dataclasses.replace(context, prefetches=is_first, num_workers=workers)
+            job = PipelineJob(node, in_worker, task_bytes)
+            return WorkerPool(job, workers, limits, node.parent.walk_up(), origin)
 
         def origin(_first: int, _last: int) -> list[str]:
             return [f"in the workers of {located(node)}"]
 
-        workers = node.num_workers
-        self._pool = WorkerPool(job, workers, self._limits, node.parent.walk_up(), origin)
+        waited = functools.partial(context.recorder.waited, node)
+        super().__init__(node, context.recorder, new_pool, waited)
 
-    def wait(self, pool: WorkerPool, pending: PendingResult, *, is_first: bool) -> Result:
-        """Waits for a result; records for how long, and the worker's report.
-
-        Args:
-            pool: The workers.
-            pending: The result to wait for.
-            is_first: Whether the worker has returned none before.
-        """
-        if pending.answer is None:
-            use = ThreadUse() if is_first else None
-            started_s = time.perf_counter()
-            result = pool.wait(pending)
-            waited_s = time.perf_counter() - started_s
-            self._context.recorder.waited(self._node, waited_s)
-            if use is not None:
-                self._context.recorder.started(self._node, waited_s, use.read())
-        else:
-            result = pool.wait(pending)
-        report = result.extra[1] if result.extra else None
-        if report is not None:
-            self._context.recorder.report(self._node, pending.worker, report)
-        return result
+    def shard(self, worker: int) -> RemoteShard:
+        """The stage for the elements of one worker."""
+        return RemoteShard(self, worker, self._node.buffer_size)
 
     def local(self, worker: int) -> Stage:
         """The worker's pipeline, opened in this process at its start."""
@@ -129,30 +85,8 @@ class RemoteWorkers:
         plan = self._node.shard(worker)
         if any(isinstance(node, UserDefined) or node.opens is not None for node in plan.walk()):
             return
-        stage = self.local(worker)
-        try:
+        with contextlib.closing(self.local(worker)) as stage:
             stage.restore(state)
-        finally:
-            stage.close()
-
-    def drop(self, pending_results: Iterable[PendingResult], generation: int) -> None:
-        """Drops tasks of a set of workers, unless other workers have replaced it."""
-        if self._pool is not None and generation == self.generation:
-            for pending in pending_results:
-                self._pool.discard(pending)
-
-    def cancel(self) -> None:
-        """See `Stage.cancel`."""
-        self.cancelled = True
-        pool = self._pool
-        if pool is not None:
-            pool.disconnect()
-
-    def close(self) -> None:
-        """Ends the workers; a later request starts new ones."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
 
 
 class RemoteShard(Stage):
@@ -165,8 +99,7 @@ class RemoteShard(Stage):
         self._workers = workers
         self._worker = worker
         self._size = -(-buffer_size // TASKS)
-        self._pending_results: deque[PendingResult] = deque()
-        self._generation = 0
+        self._ahead = WorkerTasks(workers)
         self._position: Position | None = None  # `None`: at the start
         self._count = 0  # elements since the start, or since the restored state
         self._from_start = True
@@ -184,27 +117,15 @@ class RemoteShard(Stage):
             raise failure
         if self._ended:
             return Block([], lambda _: self._state(before))
-        pool = self._request()
-        try:
-            first = self._pending_results[0]
-            result = self._workers.wait(pool, first, is_first=self._position is None)
-            self._pending_results.popleft()
-        except BaseException as failure:  # also Ctrl-C, by which a message may be lost
-            if self._workers.cancelled:  # `close` will end them
-                raise
-            self._workers.close()
-            if isinstance(failure, ForkUnavailableError):
-                disable_fork(failure)
-                return self.pull(limit)
-            raise
+        result, _ = self._ahead.take(self)
         self._failure = result.failure
         if result.elements:
-            fitting = self._workers.task_bytes * len(result.elements) // max(1, result.byte_len)
-            self._max_elements = max(1, min(BLOCK_LEN, fitting))
+            mean = result.byte_len / len(result.elements)
+            self._max_elements = block_len(mean, BLOCK_LEN, self._workers.task_bytes)
         if result.failure is not None:
             self._drop_pending()
         elif result.elements:
-            self._request()
+            self._ahead.start(self)
         if not result.elements:
             if result.failure is not None:
                 return self.pull(limit)
@@ -215,15 +136,9 @@ class RemoteShard(Stage):
         self._count += count
         return Block(result.elements, lambda k: state_after(k) if k else self._state(before))
 
-    def _request(self) -> WorkerPool:
-        pool = self._workers.pool()
-        if self._generation != self._workers.generation:
-            if self._generation:  # an element that crashes a worker must not take others with it
-                self._single_until = self._count + _SINGLE_LEN
-            self._generation = self._workers.generation
-            self._pending_results.clear()
-            self._restart = self._position is not None
-        while len(self._pending_results) < TASKS:
+    def submit_tasks(self, _: WorkerPool) -> None:
+        """See `Consumer.submit_tasks`."""
+        while len(self._ahead.tasks) < TASKS:
             start: StartPoint | None = None
             if self._restart:
                 state = messages.dumps(self.state())  # it may have objects of the main script
@@ -231,22 +146,24 @@ class RemoteShard(Stage):
             self._restart = False
             max_elements = 1 if self._count < self._single_until else self._max_elements
             task = PipelineTask(start, min(max_elements, self._size), max_elements)
-            self._pending_results.append(pool.submit(self._worker, task))
-        return pool
+            self._ahead.submit(self._worker, task)
+
+    def tasks_lost(self) -> int:
+        """See `Consumer.tasks_lost`."""
+        # An element that crashes a worker must not take others with it.
+        self._single_until = self._count + _SINGLE_LEN
+        self._restart = self._position is not None
+        return self._count
 
     def _drop_pending(self) -> None:
         """Drops the tasks in flight; the next one restarts after the last pulled element."""
-        self._workers.drop(self._pending_results, self._generation)
-        self._pending_results.clear()
+        self._ahead.drop(self._count)
         self._restart = True
 
     def _state(self, position: Position | None) -> State:
         if position is None:
-            stage = self._workers.local(self._worker)
-            try:
+            with contextlib.closing(self._workers.local(self._worker)) as stage:
                 return stage.state()
-            finally:
-                stage.close()
         return state_at(position)
 
     def state(self) -> State:
@@ -272,20 +189,14 @@ class RemoteShard(Stage):
 
     def next_index(self) -> int:
         """See `Stage.next_index`."""
-        stage = self._local_at_position()
-        try:
+        with contextlib.closing(self._local_at_position()) as stage:
             return stage.next_index()
-        finally:
-            stage.close()
 
     def seek(self, index: int) -> None:
         """See `Stage.seek`."""
-        stage = self._local_at_position()
-        try:
+        with contextlib.closing(self._local_at_position()) as stage:
             stage.seek(index)
             self.restore(stage.state())
-        finally:
-            stage.close()
 
     def _local_at_position(self) -> Stage:
         """The worker's pipeline in this process, at the consumer's position."""
@@ -297,9 +208,9 @@ class RemoteShard(Stage):
     def start_prefetch(self) -> None:
         """See `Stage.start_prefetch`."""
         if not self._ended and self._failure is None:
-            self._request()
+            self._ahead.start(self)
 
     def close(self) -> None:
         """See `Stage.close`; the workers keep running for the other shards."""
-        if self._pending_results:
+        if self._ahead.tasks:
             self._drop_pending()

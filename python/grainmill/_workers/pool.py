@@ -65,6 +65,18 @@ class PendingResult:
         self.answer: tuple[Any, ...] | None = None
         self.discarded = False
 
+    @property
+    def count(self) -> int:
+        """Its number of elements, where that is known."""
+        return (
+            0 if self.element_range is None else self.element_range[1] - self.element_range[0] + 1
+        )
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its result is there."""
+        return self.answer is not None
+
 
 class WorkerPool:
     """Worker processes that run the tasks of one job.
@@ -76,6 +88,9 @@ class WorkerPool:
         components: What the job consists of. If the job cannot be pickled, the error names the
             first of them that cannot be pickled either.
         origin: Returns lines that say where the elements with the numbers of a range come from.
+
+    Attributes:
+        num_workers: How many there are.
 
     Raises:
         Exception: The job cannot be pickled; the exception of `cloudpickle`, with a note.
@@ -89,6 +104,7 @@ class WorkerPool:
         components: Iterable[Any] = (),
         origin: Callable[[int, int], list[str]] | None = None,
     ) -> None:
+        self.num_workers = num_workers
         self._limits = limits
         self._stall = Stall(self, WorkerPool._awaited, limits, failures.WorkerError)
         self._awaited_result: PendingResult | None = None
