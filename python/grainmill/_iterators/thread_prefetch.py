@@ -16,7 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from grainmill._evaluate import tuning
-from grainmill._evaluate.batch_blocks import byte_len
+from grainmill._evaluate.batch_blocks import block_len, byte_len
 from grainmill._evaluate.executor import Demand, weak_call
 from grainmill._evaluate.thread_pool import NumberedThread
 from grainmill._interrupts import raise_interrupt
@@ -95,10 +95,15 @@ class ThreadPrefetchStage(Stage):
 
     Failures and the end arrive in order. Either ends the thread, and the next `pull` after
     a failure starts another one at the same element.
+
+    Attributes:
+        set_up: Functions that the thread calls before the first element, the last one first; each
+            is removed once it has returned.
     """
 
     def __init__(self, node: ThreadPrefetch, parent: Stage) -> None:
         super().__init__(parent)
+        self.set_up: list[Callable[[], None]] = []
         self._cursor = Cursor(parent)
         self._size = node.prefetch_buffer_size
         self._queue: PrefetchQueue | None = None
@@ -168,6 +173,7 @@ class ThreadPrefetchStage(Stage):
 
     def _new_queue(self) -> PrefetchQueue:
         queue = PrefetchQueue(self._cursor, self._size, self._thread_name())
+        queue.set_up = self.set_up
         queue.measure(self.node, self.recorder)
         return queue
 
@@ -302,8 +308,7 @@ class PrefetchQueue:
             of the next one, and the thread waits while more than one block is queued.
 
     Attributes:
-        set_up: Functions that the thread calls first, the last one first; each is removed once it
-            has returned.
+        set_up: See `ThreadPrefetchStage`.
         demand: How urgently the consumer waits; ended to stop the thread.
         failed: Whether the consumer has received a failure, after which the thread ends.
     """
@@ -525,8 +530,7 @@ class PrefetchQueue:
             self._next_len = min(self._preferred_len(elements[-1]), 2 * count)
             self._resume_at = count
         else:
-            affordable = self._budget_bytes // max(1, byte_len(elements[-1]))
-            self._size = max(1, min(self._max_size, affordable))
+            self._size = block_len(byte_len(elements[-1]), self._max_size, self._budget_bytes)
             half = max(1, self._size // 2)
             self._next_len = min(half, 2 * count)
             is_full = self._num_queued + self._num_unconsumed >= self._size

@@ -11,11 +11,7 @@ from grainmill._iterators.interleave import Interleave, InterleaveStage
 from grainmill._iterators.node import counted
 from grainmill._iterators.open import open_part
 from grainmill._iterators.shares import WorkersNode
-from grainmill._iterators.thread_prefetch import (
-    PrefetchQueue,
-    ThreadPrefetch,
-    ThreadPrefetchStage,
-)
+from grainmill._iterators.thread_prefetch import ThreadPrefetch, ThreadPrefetchStage
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.arguments import checked_callable, checked_integer
 from grainmill._plan.options import WORKER_INIT
@@ -179,23 +175,9 @@ def open_shard(node: WorkersNode, worker: int, open_plan: Callable[[Node], Stage
     """
     prefetch = ThreadPrefetch((), node.buffer_size)
     opened = open_plan(node.shard(worker))
+    stage = ThreadPrefetchStage(prefetch, opened)
     if isinstance(node, MultiprocessPrefetch) and node.worker_init_fn is not None:
         init = functools.partial(init_worker, node.worker_init_fn, worker, node.num_workers)
-        stage: ThreadPrefetchStage = _InitializedStage(prefetch, opened, init)
-    else:
-        stage = ThreadPrefetchStage(prefetch, opened)
+        stage.set_up.append(init)
     stage.node, stage.recorder = node, opened.recorder
     return stage
-
-
-class _InitializedStage(ThreadPrefetchStage):
-    """Calls `init` on its thread before the first element, again until a call has returned."""
-
-    def __init__(self, node: ThreadPrefetch, parent: Stage, init: Callable[[], None]) -> None:
-        super().__init__(node, parent)
-        self._set_up: list[Callable[[], None]] = [init]
-
-    def _new_queue(self) -> PrefetchQueue:
-        queue = super()._new_queue()
-        queue.set_up = self._set_up
-        return queue
