@@ -18,9 +18,7 @@ from grainmill._iterators.position import Position, end_at, state_at
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
-from grainmill._plan.arguments import checked_callable
-from grainmill._plan.random_access import checked_batch_size
-from grainmill._plan.spec import batch_spec
+from grainmill._plan.batching import Batching, checked_batching, num_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,14 +28,10 @@ if TYPE_CHECKING:
 
 
 @lazy_dataclass
-class Batch(SequentialNode):
+class Batch(Batching, SequentialNode):
     """Consecutive elements stacked along a new leading axis."""
 
-    batch_size: int
-    drop_remainder: bool
-    batch_fn: Callable[[list[Any]], Any] | None
     dataset_name: ClassVar[str] = "BatchIterDataset"
-    stacks: ClassVar[bool] = True
     saves: ClassVar[str] = ""
     keeps_length: ClassVar[bool] = False
 
@@ -51,16 +45,7 @@ class Batch(SequentialNode):
         batch_fn: Callable[[list[Any]], Any] | None,
     ) -> Self:
         """A node that batches elements of `parent`."""
-        batch_size = checked_batch_size(batch_size)
-        checked_callable(batch_fn, "batch_fn", "a function of a list of elements")
-        return cls((parent,), batch_size, drop_remainder, batch_fn)
-
-    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
-        """See `Node.spec`."""
-        return batch_spec(self, spec_of(self.parent))
-
-    def _arguments(self) -> str:
-        return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
+        return cls((parent,), checked_batching(batch_size, batch_fn), drop_remainder, batch_fn)
 
     def open(self, context: Context) -> Stage:
         """See `SequentialNode.open`."""
@@ -74,19 +59,15 @@ class Batch(SequentialNode):
         return stage
 
     @property
-    def runs_users_code(self) -> bool:  # type: ignore[override]
-        """See `Node`."""
-        return self.batch_fn is not None
-
-    @property
     def is_native(self) -> bool:  # type: ignore[override]
         """See `SequentialNode`."""
         return not self.runs_users_code
 
     def num_elements(self, parents: Sequence[Length]) -> Length:
         """See `SequentialNode.num_elements`."""
-        size = self.batch_size
-        return parents[0].by(lambda n: n // size if self.drop_remainder else -(-n // size))
+        return parents[0].by(
+            lambda n: num_batches(n, self.batch_size, drop_remainder=self.drop_remainder)
+        )
 
     def origins(self, before: State, after: State) -> list[Origin]:
         """See `SequentialNode.origins`."""

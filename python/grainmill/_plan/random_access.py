@@ -13,7 +13,8 @@ import numpy as np
 
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan import transforms
-from grainmill._plan.arguments import checked_callable, checked_integer, checked_number
+from grainmill._plan.arguments import checked_integer, checked_number
+from grainmill._plan.batching import Batching, checked_batching, num_batches
 from grainmill._plan.node import (
     MapNode,
     Node,
@@ -26,7 +27,7 @@ from grainmill._plan.node import (
     transform_name,
 )
 from grainmill._plan.seeds import checked_shuffle_seed, derived_seed
-from grainmill._plan.spec import ShapeDtypeStruct, batch_spec, map_spec
+from grainmill._plan.spec import ShapeDtypeStruct, map_spec
 from grainmill._url import shown
 
 if TYPE_CHECKING:
@@ -479,14 +480,10 @@ class Repeat(MapNode):
 
 
 @lazy_dataclass
-class Batch(MapNode):
+class Batch(Batching, MapNode):
     """Consecutive elements of one epoch stacked along a new leading axis."""
 
-    batch_size: int
-    drop_remainder: bool
-    batch_fn: Callable[[list[Any]], Any] | None
     dataset_name: ClassVar[str] = "BatchMapDataset"
-    stacks: ClassVar[bool] = True
 
     @classmethod
     def of(
@@ -499,8 +496,7 @@ class Batch(MapNode):
     ) -> Self:
         """A node that batches each epoch of `parent`."""
         length = random_access(parent).length
-        batch_size = checked_batch_size(batch_size)
-        checked_callable(batch_fn, "batch_fn", "a function of a list of elements")
+        batch_size = checked_batching(batch_size, batch_fn)
         for node in parent.walk():
             if node.drops_elements:
                 stage = "`MapDataset.filter`" if isinstance(node, Filter) else node.dataset_name
@@ -509,7 +505,7 @@ class Batch(MapNode):
                     f"`MapDataset.batch` can not follow {stage} because it may drop elements and "
                     "batches would have unequal sizes. Use `ds.to_iter_dataset().batch(...)`."
                 )
-        batches = length // batch_size if drop_remainder else -(-length // batch_size)
+        batches = num_batches(length, batch_size, drop_remainder=drop_remainder)
         return cls((parent,), batches, batch_size, drop_remainder, batch_fn)
 
     def over(self, parents: tuple[MapNode, ...]) -> Self:
@@ -520,31 +516,6 @@ class Batch(MapNode):
             drop_remainder=self.drop_remainder,
             batch_fn=self.batch_fn,
         )
-
-    @property
-    def runs_users_code(self) -> bool:  # type: ignore[override]
-        """See `Node`."""
-        return self.batch_fn is not None
-
-    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
-        """See `Node.spec`."""
-        return batch_spec(self, spec_of(self.parent))
-
-    def _arguments(self) -> str:
-        return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
-
-
-def checked_batch_size(batch_size: int) -> int:
-    """Returns `batch_size` as an `int`.
-
-    Raises:
-        TypeError: The argument is not an integer.
-        ValueError: The argument is not positive.
-    """
-    batch_size = checked_integer(batch_size, "batch_size")
-    if batch_size <= 0:
-        raise ValueError(f"batch_size must be positive. Got {batch_size}.")
-    return batch_size
 
 
 def checked_epochs(num_epochs: int | None) -> int | None:

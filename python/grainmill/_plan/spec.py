@@ -54,23 +54,6 @@ def map_spec(transform: Any, parent_spec: Callable[[], Any]) -> Any:
     return output_spec(None if getattr(transform, "_ignores_input_spec", False) else parent_spec())
 
 
-def batch_spec(node: Any, spec: Any) -> Any:
-    """The spec of the batches that `node` makes of elements with `spec`.
-
-    Raises:
-        ValueError: `batch_fn` has no `output_spec`.
-    """
-    if node.batch_fn is not None:
-        output_spec = getattr(node.batch_fn, "output_spec", None)
-        if output_spec is None:
-            raise ValueError(
-                f"Cannot infer element spec for batch function {node.batch_fn} because it does "
-                "not implement `output_spec` method."
-            )
-        return output_spec(spec, batch_size=node.batch_size, drop_remainder=node.drop_remainder)
-    return in_rows(node.batch_size if node.drop_remainder else None, spec, 0)
-
-
 def in_rows(rows: int | None, spec: Any, num_axes: int) -> Any:
     """`spec` with its first `num_axes` axes replaced by a batch axis of `rows`."""
     return _tree.map_structure(

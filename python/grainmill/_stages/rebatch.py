@@ -19,7 +19,7 @@ from grainmill._iterators.position import Position, state_at
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
-from grainmill._plan.random_access import checked_batch_size
+from grainmill._plan.batching import checked_batch_size
 from grainmill._plan.spec import in_rows
 from grainmill._tree import Structure, flatten, flatten_with_path
 
