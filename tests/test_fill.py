@@ -11,6 +11,8 @@ import grainmill as grain
 from grainmill import MapDataset
 from grainmill._evaluate import element_sources
 from grainmill._evaluate.program import Program
+from grainmill._evaluate.stack import BatchBuilder
+from grainmill._native import Arena
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.sources import ArrayRecordDataSource
 
@@ -87,6 +89,13 @@ def dataset(folder, name, file="whole", first=as_array):
     return (MAPS | BY_BATCH)[name](MapDataset.source(source).shuffle(seed=1).map(first)).repeat(2)
 
 
+def rows_for(count):
+    """Where elements that are arrays go, and the array."""
+    builder = BatchBuilder(count, Arena())
+    builder.push([np.zeros(RECORD_LEN, np.uint8)])
+    return builder.targets, builder.targets.targets[0]
+
+
 def alike(elements):
     first = elements[0]
     if any(type(element) is not type(first) for element in elements):
@@ -109,9 +118,9 @@ def test_filled_rows_are_the_elements(folder, name, file):
         count = chance.randrange(1, NUM_RECORDS)
         start = chance.randrange(2 * NUM_RECORDS - count)
         at = start + chance.randrange(count)
-        rows = np.zeros((count, RECORD_LEN), np.uint8)
+        targets, rows = rows_for(count)
         parts = program.run_incrementally(start, count)
-        filled, rest = parts.fill((None, [(None, rows)]), at, start + count, chance.randint(1, 9))
+        filled, rest = parts.fill(targets, at, start + count, chance.randint(1, 9))
         filled_most = max(filled_most, filled)
         whole = program.run(at, start + count - at)
         made = list(rows[at - start : at - start + filled]) + (rest.elements if rest else [])
@@ -133,9 +142,9 @@ def test_unreadable_record_fails_at_its_position(folder, monkeypatch, part_len):
     )
     source = ArrayRecordDataSource(str(folder / "damaged"))
     program = Program(MapDataset.source(source).map(as_array)._node)
-    rows = np.zeros((NUM_RECORDS, RECORD_LEN), np.uint8)
+    targets, rows = rows_for(NUM_RECORDS)
     parts = program.run_incrementally(0, NUM_RECORDS)
-    filled, rest = parts.fill((None, [(None, rows)]), 0, NUM_RECORDS, part_len)
+    filled, rest = parts.fill(targets, 0, NUM_RECORDS, part_len)
     assert filled == ODD // part_len * part_len
     assert [array[0] for array in [*rows[:filled], *rest.elements]] == list(range(ODD))
     with pytest.raises(grain.GrainmillError, match=f"record {ODD}\\)"):
@@ -178,8 +187,8 @@ def test_each_element_is_announced_before_it_is_computed(folder, name):
     program = Program(dataset(folder, name, first=watched)._node)
     program.run(0, 1)  # tells that the file is in memory
     program.report_to(marked.append)
-    rows = np.zeros((100, RECORD_LEN), np.uint8)
-    filled, _ = program.run_incrementally(20, 100).fill((None, [(None, rows)]), 25, 120, 4)
+    targets, _ = rows_for(100)
+    filled, _ = program.run_incrementally(20, 100).fill(targets, 25, 120, 4)
     made_at.remove(0)
     assert 0 < filled <= len(made_at)
     assert made_at == list(range(25, 25 + len(made_at)))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "SLOT_BYTES",
     "Arena",
     "ArrayRecordWriter",
     "BinPacker",
@@ -20,6 +21,7 @@ __all__ = [
     "GrainmillError",
     "ImageDecoder",
     "JsonParser",
+    "Layout",
     "MixSchedule",
     "ObjectWriter",
     "ParquetFiles",
@@ -32,6 +34,7 @@ __all__ = [
     "RemoteSlots",
     "Resolver",
     "RowPacker",
+    "Rows",
     "RowsAhead",
     "SharedBudget",
     "Slot",
@@ -39,6 +42,7 @@ __all__ = [
     "__version__",
     "abort_upload",
     "after_fork",
+    "allocate_rows",
     "before_fork",
     "chunk_bytes",
     "common_layout",
@@ -416,6 +420,48 @@ def num_cores() -> int: ...
 def limit_threads(count: int) -> None: ...
 def copy_rows(array: NDArray[Any], elements: list[Any], at: int, *, hot: bool) -> int: ...
 
+SLOT_BYTES: int
+
+@final
+class Layout:
+    @staticmethod
+    def of_rows(shape: Sequence[int], dtype: np.dtype[Any]) -> Layout: ...
+    @staticmethod
+    def of_values(path: str, kind: type, dtype: np.dtype[Any] | None) -> Layout: ...
+    @staticmethod
+    def of_containers(kind: type, keys: list[Any], children: list[Layout]) -> Layout: ...
+    def matches(self, element: Any) -> bool: ...
+    def rows(
+        self,
+        batch_size: int,
+        min_rows: int,
+        max_bytes: int,
+        arena: Any,
+        as_array: Callable[[Any], Any],
+    ) -> Rows: ...
+
+@final
+class Rows:
+    def put(self, elements: list[Any], at: int, *, hot: bool) -> bool: ...
+    def finish(
+        self, num_rows: int, stacked: Callable[[list[Any], str], tuple[NDArray[Any], bool]]
+    ) -> tuple[Any, bool]: ...
+    def element(self, row: int) -> Any: ...
+    @property
+    def targets(self) -> list[NDArray[Any] | list[Any]]: ...
+    @property
+    def columns(
+        self,
+    ) -> tuple[type | None, list[tuple[Any, NDArray[Any] | list[Any]]]] | None: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def row_byte_len(self) -> int: ...
+    def with_own_values(self) -> Rows: ...
+    def add_values(self, others: Rows) -> None: ...
+
+def allocate_rows(arena: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]: ...
+
 @final
 class ExampleParser:
     def __new__(cls, features: Sequence[Any], steps: Sequence[Any]) -> ExampleParser: ...
@@ -437,8 +483,7 @@ def fill_columns(
     indices: NDArray[np.int64],
     part_len: int,
     make: Callable[[list[Any]], tuple[list[Any], BaseException | None] | None],
-    container: type | None,
-    columns: list[tuple[Any, NDArray[Any] | list[Any]]],
+    rows: Rows,
     at: int,
 ) -> tuple[int, Any]: ...
 def scalars_to_rows(elements: list[Any]) -> NDArray[Any] | None: ...

@@ -21,9 +21,8 @@ class StackInSharedMemory:
     """
 
     def __call__(self, elements: list[Any]) -> Any:
-        arena = shared_arena()
-        batch = stack(elements, arena)
-        if len(elements) == 1 or not isinstance(arena, Arena):
+        batch = stack(elements)
+        if len(elements) == 1 or not isinstance(shared_arena(), Arena):
             return batch
         return map_structure(_shared, batch)
 

@@ -13,18 +13,19 @@ import numpy as np
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.evaluated import Evaluated
-from grainmill._evaluate.stack import SLOT_BYTES, BatchBuilder, shared_arena
+from grainmill._evaluate.stack import BatchBuilder, shared_arena
 from grainmill._evaluate.storage import work_clock_s
 from grainmill._evaluate.thread_pool import current_thread_pool
 from grainmill._interrupts import raise_interrupt
+from grainmill._native import SLOT_BYTES
 from grainmill._tree import branch, flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._evaluate.evaluator import Evaluator, IncrementalEvaluator
-    from grainmill._evaluate.stack import Targets
     from grainmill._evaluate.thread_pool import ThreadPool
+    from grainmill._native import Rows
 
 
 # About the size of a Python number.
@@ -326,21 +327,19 @@ def _filled(
 
 
 def _filled_by_threads(
-    program: Evaluator, incremental: IncrementalEvaluator, targets: Targets, positions: range
+    program: Evaluator, incremental: IncrementalEvaluator, targets: Rows, positions: range
 ) -> tuple[int, Evaluated | None]:
     """As `_filled`, with the help of idle threads, each of which writes rows of its own."""
     pool = current_thread_pool()
     if pool is None:
         return 0, None
-    container, columns = targets
     filled = 0
 
-    def fill(part: range) -> tuple[int, Evaluated | None, list[Any]]:
-        # Values that are no rows go to lists of the part, which are joined in order.
-        own = [(key, [] if type(to) is list else to) for key, to in columns]
+    def fill(part: range) -> tuple[int, Evaluated | None, Rows]:
+        own = targets.with_own_values()
         started_s = work_clock_s()
         size = _part_len(program, len(part))
-        num, rest = incremental.fill((container, own), part.start, part.stop, size)
+        num, rest = incremental.fill(own, part.start, part.stop, size)
         if num:
             _record_element_s(program, num, work_clock_s() - started_s)
         return num, rest, own
@@ -353,9 +352,7 @@ def _filled_by_threads(
         results = pool.share(calls) if len(calls) > 1 else [calls[0]()]
         pool.record(sum(num for num, _, _ in results), time.perf_counter() - started_s)
         for part, (num, rest, own) in zip(parts, results, strict=True):
-            for (_, to), (_, values) in zip(columns, own, strict=True):
-                if type(to) is list:
-                    to.extend(values)
+            targets.add_values(own)
             filled += num
             if num < len(part):
                 return filled, rest

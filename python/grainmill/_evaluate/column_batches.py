@@ -9,9 +9,10 @@ import numpy as np
 from grainmill._evaluate import chain
 from grainmill._evaluate.batch_blocks import BatchBlock
 from grainmill._evaluate.grouped_sources import GroupedRows
-from grainmill._evaluate.row_source import RowSource, allocated
+from grainmill._evaluate.row_source import RowSource
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
 from grainmill._interrupts import raise_interrupt
+from grainmill._native import allocate_rows
 from grainmill._tree import flatten
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _scattered(parts: Sequence[_Part], count: int) -> Any:
     for of_leaf in zip(*columns, strict=True):
         if len({_layout(leaf) for leaf in of_leaf}) != 1 or _layout(of_leaf[0]) is None:
             return None
-        out = allocated((count, *of_leaf[0].shape[1:]), of_leaf[0].dtype)
+        out = allocate_rows(shared_arena(), (count, *of_leaf[0].shape[1:]), of_leaf[0].dtype)
         for (positions, _), leaf in zip(parts, of_leaf, strict=True):
             out[positions] = leaf
         rows.append(out)

@@ -14,7 +14,7 @@ from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import BatchBlock, batched, block_len
 from grainmill._evaluate.evaluated import Evaluated, stop_iteration_error
 from grainmill._evaluate.fused import Step
-from grainmill._evaluate.stack import shared_arena, stack
+from grainmill._evaluate.stack import stack
 from grainmill._interrupts import listed, raise_interrupt
 from grainmill._native import fill_columns
 from grainmill._plan import random_access as plan
@@ -420,9 +420,7 @@ class BatchSource(ElementSource[Indices]):
         return range(offset + first, offset + stop)
 
     def _stacked(self, elements: list[Any]) -> Any:
-        if self._node.batch_fn is not None:
-            return self._node.batch_fn(elements)
-        return stack(elements, shared_arena())
+        return stack(elements, batch_fn=self._node.batch_fn)
 
     def _batch(self, start: int, stop: int) -> Any:
         count = stop - start

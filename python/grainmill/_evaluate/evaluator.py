@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from grainmill._evaluate.evaluated import Evaluated
-    from grainmill._evaluate.stack import Layout, Targets
+    from grainmill._native import Layout, Rows
 
 
 class IncrementalEvaluator(Protocol):
@@ -20,7 +20,7 @@ class IncrementalEvaluator(Protocol):
         """The elements at `at, ..., at + count - 1`."""
 
     def fill(
-        self, targets: Targets, at: int, stop: int, part_len: int
+        self, targets: Rows, at: int, stop: int, part_len: int
     ) -> tuple[int, Evaluated | None]:
         """Writes the elements from `at` to `stop` to their rows of `targets`."""
 

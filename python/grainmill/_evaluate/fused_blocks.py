@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from grainmill._evaluate.fused import Step
-    from grainmill._evaluate.stack import Targets
+    from grainmill._native import Rows
     from grainmill._stats.meters import StepTimes
 
 
@@ -108,13 +108,13 @@ class BlockFused(Fused):
         """Whether the last step can write its results to the rows of a batch."""
         return self._row_writer is not None
 
-    def fill_rows(self, elements: list[Any], targets: Targets, at: int) -> bool:
+    def fill_rows(self, elements: list[Any], targets: Rows, at: int) -> bool:
         """Writes the results for `elements` to `targets` from row `at` on.
 
         Returns whether it did: not where an element fails, is left out or does not fit, which
         calling this object shows.
         """
-        container, columns = targets
+        container, columns = targets.columns or (tuple, [])
         meter, write = self.meter, self._row_writer
         if write is None or container not in {dict, None}:
             return False

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from grainmill._evaluate.chain import Chain, Columns
     from grainmill._evaluate.element_sources import Indices
     from grainmill._evaluate.evaluated import Evaluated
-    from grainmill._evaluate.stack import Layout, Targets
+    from grainmill._native import Layout, Rows
     from grainmill._plan.node import MapNode, Node
     from grainmill._stats.meters import Recorder
 
@@ -350,7 +350,7 @@ class IncrementalRun:
         return result
 
     def fill(
-        self, targets: Targets, at: int, stop: int, part_len: int
+        self, targets: Rows, at: int, stop: int, part_len: int
     ) -> tuple[int, Evaluated | None]:
         """Writes the elements from `at` to `stop` to their rows of `targets`.
 
@@ -375,7 +375,7 @@ class IncrementalRun:
         if isinstance(whole.fused, BlockFused) and whole.fused.fills_rows:
             rows = range(first, first + len(index))
             compute = self._row_function(compute, whole.fused, targets, rows, part_len)
-        filled, rest = fill(index, part_len, compute, *targets, first)
+        filled, rest = fill(index, part_len, compute, targets, first)
         if rest is not None and rest.failure is not None:
             self._program.annotate(rest.failure, at + filled + len(rest.elements))
         return filled, rest
@@ -384,7 +384,7 @@ class IncrementalRun:
         self,
         compute: Callable[[list[Any]], Evaluated | None],
         fused: BlockFused,
-        targets: Targets,
+        targets: Rows,
         rows: range,
         part_len: int,
     ) -> Callable[[list[Any]], Evaluated | None]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from grainmill._evaluate.element_sources import ElementSource, Indices, one_by_one
 from grainmill._evaluate.evaluated import Evaluated
-from grainmill._evaluate.stack import SLOT_BYTES, shared_arena
+from grainmill._evaluate.stack import shared_arena
 from grainmill._interrupts import raise_interrupt
+from grainmill._native import allocate_rows
 
 if TYPE_CHECKING:
     from grainmill._native import ParquetFiles, ReadQueue, RowsAhead
@@ -91,7 +91,7 @@ class RowSource(ElementSource[Indices]):
         if not self._has_batches:
             return None
         try:
-            batch = self.files.read_batch(request, allocated, self._reads)
+            batch = self.files.read_batch(request, _allocated, self._reads)
         except Exception as failure:
             raise_interrupt(failure)
             return None  # reading the elements finds the failing row
@@ -100,9 +100,6 @@ class RowSource(ElementSource[Indices]):
         return batch
 
 
-def allocated(shape: tuple[int, ...], dtype_name: str) -> np.ndarray[Any, np.dtype[Any]]:
+def _allocated(shape: tuple[int, ...], dtype_name: str) -> np.ndarray[Any, np.dtype[Any]]:
     """An array for the rows of a batch."""
-    dtype = _dtype(dtype_name)
-    if math.prod(shape) * dtype.itemsize < SLOT_BYTES:
-        return np.empty(shape, dtype)
-    return shared_arena().array(shape, dtype)
+    return allocate_rows(shared_arena(), shape, _dtype(dtype_name))

@@ -4,33 +4,27 @@ The result equals `numpy.stack` of each leaf. Arrays are copied row by row into 
 while they are in the processor's cache; all other leaves are collected and stacked at the end. A
 slot returns to the arena only when the last view of it is gone, so a batch may outlive the builder,
 the arena and the iterator.
+
+Elements that are all alike are copied by the engine (`Rows`), to memory that follows from the first
+(`Layout`). From the first that differs on, a batch is built leaf by leaf (`_Column`): what NumPy
+promotes, what containers of other types have, and errors.
 """
 
-import copy
-import dataclasses
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from grainmill._interrupts import raise_interrupt
-from grainmill._native import Arena, copy_rows, scalars_to_rows
-from grainmill._tree import Branch, branch, map_structure
+from grainmill._native import Arena, Layout, Rows, allocate_rows, copy_rows, scalars_to_rows
+from grainmill._tree import Branch, branch, jax_installed, map_structure
 from grainmill._workers.main_classes import is_receivers_container
 
 _UNLIKE: Final = "Expected all input elements to have the same structure but got:"
-# Batches below the first size are plain NumPy arrays: a slot costs more than it saves. Larger ones
-# than the second are not allocated whole before their elements are seen, as `batch_size` may only
-# be a bound.
-SLOT_BYTES: Final = 2048
+# Larger batches are not allocated whole before their elements are seen, as `batch_size` may only be
+# a bound.
 _RESERVED_BYTES: Final = 1 << 28
 _PLAIN_KINDS: Final = frozenset("biufcmMSUV")
-
-
-# Where the values of elements go: the type of the elements (dict, tuple or list), and for each key
-# the rows of an array or a list. Type and key are `None` for elements that are arrays.
-Targets: TypeAlias = tuple[type | None, list[tuple[Any, np.ndarray[Any, Any] | list[Any]]]]
 
 
 class ArraySource(Protocol):
@@ -43,10 +37,6 @@ class ArraySource(Protocol):
 class BatchBuilder:
     """Stacks elements, added a few at a time, into batches.
 
-    Attributes:
-        first_position: Position of the batch's first element, for error messages. It advances
-            from batch to batch.
-
     Example:
         >>> builder = BatchBuilder(2, Arena())
         >>> builder.push([{"x": 1}, {"x": 2}])
@@ -54,13 +44,14 @@ class BatchBuilder:
         {'x': array([1, 2])}
     """
 
-    def __init__(self, batch_size: int, arena: ArraySource, *, first_position: int = 0) -> None:
+    def __init__(self, batch_size: int, arena: ArraySource) -> None:
         if batch_size < 1:
             raise ValueError(f"`batch_size` must be at least 1, got {batch_size}")
-        self.first_position = first_position
         self._batch_size = batch_size
         self._arena = arena
-        self._column: _Column | None = None
+        self._layout: Layout | None = None
+        self._rows: Rows | None = None
+        self._column: _Column | None = None  # in place of `_rows`, once elements are not alike
         self._num_elements = 0
         self._exact = True
 
@@ -77,14 +68,15 @@ class BatchBuilder:
         """
         if not elements:
             return
-        total = self._num_elements + len(elements)
+        at, total = self._num_elements, self._num_elements + len(elements)
         if total > self._batch_size:
             self.clear()
             raise ValueError(f"a batch holds {self._batch_size} elements, got {total}")
         try:
-            if self._column is None:
-                self._column = _column(elements[0], self._batch_size, self._arena, "")
-            self._column.push(elements, self._num_elements)
+            if not self._put(elements):
+                self._column = self._column or self._column_so_far(elements[0])
+                self._rows = None
+                self._column.push(elements, at)
         except _UnlikeError as unlike:
             raise self._explained(unlike) from None
         except BaseException:
@@ -92,15 +84,45 @@ class BatchBuilder:
             raise
         self._num_elements = total
 
+    def _put(self, elements: list[Any]) -> bool:
+        """Copies elements that are like all before them; returns whether they are."""
+        at = self._num_elements
+        if not at and self._column is None and not self._fits(elements[0]):
+            layout = _layout_of(elements[0])
+            self._rows = None if layout is None else self._allocated(layout, len(elements))
+        if self._rows is None:
+            return False
+        # Parts of a batch have just been computed; a whole batch exceeds the cache.
+        return self._rows.put(elements, at, hot=len(elements) < self._batch_size)
+
+    def _fits(self, first: Any) -> bool:
+        """Whether the rows that were allocated for elements to come are right for the first."""
+        return self._rows is not None and self._layout is not None and self._layout.matches(first)
+
+    def _allocated(self, layout: Layout, min_rows: int) -> Rows:
+        self._layout = layout
+        return layout.rows(self._batch_size, min_rows, _RESERVED_BYTES, self._arena, _as_array)
+
+    def _column_so_far(self, first: Any) -> "_Column":
+        """The elements added until now, to be continued leaf by leaf."""
+        rows = self._rows
+        if rows is None or not self._num_elements:
+            return _column(first, self._batch_size, self._arena, "")
+        column = _column(rows.element(0), self._batch_size, self._arena, "")
+        for leaf, target in zip(column.leaves(), rows.targets, strict=True):
+            leaf.continue_from(target)
+        return column
+
     def push_rows(
-        self, columns: dict[str, np.ndarray[Any, Any]], order: np.ndarray[Any, Any]
+        self, columns: dict[str, np.ndarray[Any, Any]], order: Sequence[int] | np.ndarray[Any, Any]
     ) -> None:
         """Adds elements as `push` does: `{key: column[row] for key, column in columns.items()}`.
 
         Args:
             columns: Arrays with at least one row for each element.
-            order: The row of each element, in order, int64.
+            order: The row of each element, in order.
         """
+        order = np.asarray(order, np.int64)
         if not self._num_elements and len(order) > 1:  # the first determines the layout
             self.push_rows(columns, order[:1])
             order = order[1:]
@@ -117,8 +139,8 @@ class BatchBuilder:
     def _targets_of(
         self, columns: dict[str, np.ndarray[Any, Any]]
     ) -> list[np.ndarray[Any, Any]] | None:
-        """The `targets` for rows of `columns`; `None` if they do not fit."""
-        kind, targets = self.targets or (None, [])
+        """The arrays of `targets` for rows of `columns`; `None` if they do not fit."""
+        kind, targets = (self.targets and self.targets.columns) or (None, [])
         if kind is not dict or [key for key, _ in targets] != list(columns):
             return None
         rows = [target for _, target in targets if type(target) is np.ndarray]
@@ -127,23 +149,19 @@ class BatchBuilder:
         return rows if alike else None
 
     @property
-    def targets(self) -> Targets | None:
+    def targets(self) -> Rows | None:
         """Where further elements of this layout may be written without `push`, if possible."""
-        column = self._column
-        if isinstance(column, _LeafColumn) and column.rows is not None:
-            target = column.target()
-            return None if target is None else (None, [(None, target)])
-        return column.targets() if isinstance(column, _IndexedColumn) else None
+        rows = self._rows
+        return rows if rows is not None and rows.num_rows >= self._batch_size else None
 
     @property
-    def layout(self) -> "Layout | None":
+    def layout(self) -> Layout | None:
         """The layout of elements that can be written to `targets`; `None` if they cannot."""
-        column = self._column
-        return None if column is None or self.targets is None else column.layout()
+        return None if self.targets is None else self._layout
 
-    def expect(self, layout: "Layout") -> None:
+    def expect(self, layout: Layout) -> None:
         """Allocates `targets` for elements of `layout` before the first arrives."""
-        self._column = layout(self._batch_size, self._arena)
+        self._rows = self._allocated(layout, 1)
 
     def add_filled(self, num_elements: int) -> None:
         """Records that the next elements have been written to `targets`."""
@@ -152,7 +170,8 @@ class BatchBuilder:
     @property
     def row_byte_len(self) -> int:
         """Bytes of the arrays of one element; 0 before the first."""
-        return 0 if self._column is None else self._column.row_byte_len
+        column = self._rows or self._column
+        return 0 if column is None else column.row_byte_len
 
     @property
     def is_exact(self) -> bool:
@@ -168,27 +187,27 @@ class BatchBuilder:
         Raises:
             ValueError: The elements differ in structure or shape, or there are none.
         """
-        column, num_elements = self._column, self._num_elements
-        if column is None:
-            raise ValueError("a batch needs at least 1 element, got 0")
+        rows, column, num_elements = self._rows, self._column, self._num_elements
         try:
-            batch = column.finish(num_elements)
-            self._exact = column.is_exact
+            if rows is not None and num_elements:
+                batch, self._exact = rows.finish(num_elements, _stacked)
+            elif column is not None:
+                batch, self._exact = column.finish(num_elements), column.is_exact
+            else:
+                raise ValueError("a batch needs at least 1 element, got 0")
         except _UnlikeError as unlike:
             raise self._explained(unlike) from None
         finally:
             self.clear()
-        self.first_position += num_elements
         return batch
 
     def clear(self) -> None:
         """Drops the elements added since the last batch."""
-        self._column = None
+        self._rows = self._column = None
         self._num_elements = 0
 
     def _explained(self, unlike: "_UnlikeError") -> ValueError:
         self.clear()
-        first = self.first_position
         place = f"at `{unlike.path}` " if unlike.path else ""
         hint = ""
         if _described(None) in (unlike.expected, unlike.found):
@@ -197,9 +216,32 @@ class BatchBuilder:
                 "for each, or drop these elements by `filter`"
             )
         return ValueError(
-            f"{_UNLIKE} {place}element {first} has {unlike.expected} "
-            f"and element {first + unlike.row} has {unlike.found}{hint}"
+            f"{_UNLIKE} {place}element 0 has {unlike.expected} "
+            f"and element {unlike.row} has {unlike.found}{hint}"
         )
+
+
+class ElementList:
+    """The elements of a batch for a user's batch function, in place of a `BatchBuilder`."""
+
+    def __init__(self, batch_fn: Callable[[list[Any]], Any]) -> None:
+        self._batch_fn = batch_fn
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._elements)
+
+    def push(self, elements: list[Any]) -> None:
+        """See `BatchBuilder.push`."""
+        self._elements += elements
+
+    def finish(self) -> Any:
+        """See `BatchBuilder.finish`."""
+        return self._batch_fn(self._elements)
+
+    def clear(self) -> None:
+        """See `BatchBuilder.clear`."""
+        self._elements: list[Any] = []
 
 
 _arenas: list[ArraySource] = []
@@ -217,13 +259,19 @@ def take_arrays_from(arena: ArraySource) -> None:
     _arenas[:] = [arena]
 
 
-def stack(elements: list[Any], arena: ArraySource) -> Any:
-    """Stacks all `elements` into one batch.
+def stack(
+    elements: list[Any],
+    arena: ArraySource | None = None,
+    batch_fn: Callable[[list[Any]], Any] | None = None,
+) -> Any:
+    """Stacks all `elements` into one batch, or lets a user's `batch_fn` make it.
 
     Raises:
         ValueError: If there are none, or their structures or shapes differ.
     """
-    builder = BatchBuilder(max(1, len(elements)), arena)
+    if batch_fn is not None:
+        return batch_fn(elements)
+    builder = BatchBuilder(max(1, len(elements)), arena or shared_arena())
     builder.push(elements)
     return builder.finish()
 
@@ -257,7 +305,7 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
     if len(values) > batch_size:
         raise ValueError(f"Cannot batch {len(values)} values to {batch_size}.")
     missing = batch_size - len(values)
-    batch = stack(list(values), shared_arena())
+    batch = stack(list(values))
 
     def padded(leaf: Any) -> Any:
         row = np.full(leaf.shape[1:], pad_value, dtype=leaf.dtype)
@@ -287,11 +335,7 @@ class _Column(Protocol):
 
     def finish(self, num_rows: int) -> Any: ...
 
-    def layout(self) -> "Layout": ...
-
-
-# Creates the column of a batch of the given size; it refers to no element.
-Layout: TypeAlias = Callable[[int, ArraySource], _Column]
+    def leaves(self) -> "Iterator[_LeafColumn]": ...
 
 
 def _column(first: Any, batch_size: int, arena: ArraySource, path: str) -> _Column:
@@ -300,8 +344,6 @@ def _column(first: Any, batch_size: int, arena: ArraySource, path: str) -> _Colu
         return _LeafColumn(batch_size, arena, path)
     pairs = zip(parts.entries, parts.children, strict=True)
     children = [_column(child, batch_size, arena, path + entry) for entry, child in pairs]
-    if type(first) in {dict, list, tuple}:
-        return _IndexedColumn(parts, children, path, first)
     return _BranchColumn(parts, children, path, first)
 
 
@@ -309,73 +351,35 @@ class _BranchColumn:
     """A container in every element; its children are columns themselves."""
 
     def __init__(self, parts: Branch, children: list[_Column], path: str, first: Any) -> None:
-        self.parts = parts
-        self.children = children
+        self._parts = parts
+        self._children = children
         self._path = path
         self._described = _described(first)
 
     @property
     def is_exact(self) -> bool:
-        return all(child.is_exact for child in self.children)
+        return all(child.is_exact for child in self._children)
 
     @property
     def row_byte_len(self) -> int:
-        return sum(child.row_byte_len for child in self.children)
+        return sum(child.row_byte_len for child in self._children)
 
     def push(self, values: list[Any], at: int) -> None:
-        for child, column in zip(self.children, self._columns(values, at), strict=True):
-            child.push(column, at)
-
-    def finish(self, num_rows: int) -> Any:
-        return self.parts.rebuild([child.finish(num_rows) for child in self.children])
-
-    def layout(self) -> Layout:
-        layouts = [child.layout() for child in self.children]
-        empty = copy.copy(self)
-        empty.parts = dataclasses.replace(self.parts, children=())
-        empty.children = []
-
-        def column(batch_size: int, arena: ArraySource) -> _BranchColumn:
-            column = copy.copy(empty)
-            column.children = [layout(batch_size, arena) for layout in layouts]
-            return column
-
-        return column
-
-    def _columns(self, values: list[Any], at: int) -> list[list[Any]]:
         rows = []
         for row, value in enumerate(values, at):
             parts = branch(value)
-            if parts is None or parts.kind != self.parts.kind:
+            if parts is None or parts.kind != self._parts.kind:
                 raise _UnlikeError(self._path, row, self._described, _described(value))
             rows.append(parts.children)
-        return [list(column) for column in zip(*rows, strict=True)]
+        for child, column in zip(self._children, zip(*rows, strict=True), strict=True):
+            child.push(list(column), at)
 
+    def finish(self, num_rows: int) -> Any:
+        return self._parts.rebuild([child.finish(num_rows) for child in self._children])
 
-class _IndexedColumn(_BranchColumn):
-    """A dict, list or tuple in every element, indexed by the keys of the first element."""
-
-    def __init__(self, parts: Branch, children: list[_Column], path: str, first: Any) -> None:
-        super().__init__(parts, children, path, first)
-        container = parts.rebuild(parts.children)
-        self._type = type(first)
-        self._names = list(container) if self._type is dict else range(len(container))
-
-    def targets(self) -> Targets | None:
-        children = [child.target() for child in self.children if isinstance(child, _LeafColumn)]
-        targets = [target for target in children if target is not None]
-        if len(targets) < len(self._names) or all(type(target) is list for target in targets):
-            return None
-        return self._type, list(zip(self._names, targets, strict=True))
-
-    def _columns(self, values: list[Any], at: int) -> list[list[Any]]:
-        alike = set(map(type, values)) == {self._type}
-        if alike and set(map(len, values)) == {len(self._names)}:
-            try:
-                return [[value[name] for value in values] for name in self._names]
-            except KeyError as failure:
-                raise_interrupt(failure)  # the general method finds the element
-        return super()._columns(values, at)
+    def leaves(self) -> "Iterator[_LeafColumn]":
+        for child in self._children:
+            yield from child.leaves()
 
 
 class _LeafColumn:
@@ -385,78 +389,61 @@ class _LeafColumn:
         self._batch_size = batch_size
         self._arena = arena
         self._path = path
-        self.rows: np.ndarray[Any, Any] | None = None
+        self._rows: np.ndarray[Any, Any] | None = None
         self._pending: list[Any] = []
         self.is_exact = True
 
-    def target(self) -> np.ndarray[Any, Any] | list[Any] | None:
-        """The rows, or the list of values; `None` if there are fewer rows than `batch_size`."""
-        if self.rows is None:
-            return self._pending
-        return self.rows if len(self.rows) == self._batch_size else None
+    def leaves(self) -> "Iterator[_LeafColumn]":
+        yield self
+
+    def continue_from(self, target: np.ndarray[Any, Any] | list[Any]) -> None:
+        """Adds further values to these, a leaf of `Rows.targets`."""
+        if isinstance(target, list):
+            self._pending = target
+        else:
+            self._rows = target
 
     @property
     def row_byte_len(self) -> int:
-        return 0 if self.rows is None else self.rows.nbytes // max(1, len(self.rows))
+        return 0 if self._rows is None else self._rows.nbytes // max(1, len(self._rows))
 
     def push(self, values: list[Any], at: int) -> None:
         if at == 0:
             self._start_rows(values)
-        if self.rows is None:
+        if self._rows is None:
             self._pending.extend(values)
             return
-        if at + len(values) > len(self.rows):
+        if at + len(values) > len(self._rows):
             self._grow(at + len(values))
-        # Parts of a batch have just been computed; a whole batch exceeds the cache.
         hot = len(values) < self._batch_size
-        num_copied = copy_rows(self.rows, values, at, hot=hot)
+        num_copied = copy_rows(self._rows, values, at, hot=hot)
         if num_copied < len(values):
             self._push_unlike(values[num_copied:], at + num_copied)
 
     def finish(self, num_rows: int) -> Any:
-        if self.rows is None:
+        if self._rows is None:
             batch, self.is_exact = _stacked(self._pending, self._path)
             return batch
-        return self.rows if len(self.rows) == num_rows else self.rows[:num_rows]
-
-    def layout(self) -> Layout:
-        path, rows = self._path, self.rows
-        row = None if rows is None else (rows.shape[1:], rows.dtype)
-
-        def column(batch_size: int, arena: ArraySource) -> _LeafColumn:
-            column = _LeafColumn(batch_size, arena, path)
-            if row is not None:
-                column.reserve(*row, 1)
-            return column
-
-        return column
+        return self._rows if len(self._rows) == num_rows else self._rows[:num_rows]
 
     def _start_rows(self, values: list[Any]) -> None:
-        self.rows = None
         first = _as_array(values[0])
-        if type(first) is np.ndarray and _keeps_dtype(first.dtype):
-            self.reserve(first.shape, first.dtype, len(values))
-
-    def reserve(self, row_shape: tuple[int, ...], dtype: Any, min_rows: int) -> None:
-        row_len = math.prod(row_shape) * dtype.itemsize
-        affordable = max(min_rows, _RESERVED_BYTES // max(1, row_len))
-        self.rows = self._array((min(self._batch_size, affordable), *row_shape), dtype)
+        if _has_rows(first):
+            row_len = first.nbytes
+            affordable = max(len(values), _RESERVED_BYTES // max(1, row_len))
+            shape = (min(self._batch_size, affordable), *first.shape)
+            self._rows = allocate_rows(self._arena, shape, first.dtype)
 
     def _grow(self, num_rows: int) -> None:
-        rows = self.rows
+        rows = self._rows
         if rows is not None:
             grown = min(self._batch_size, max(num_rows, 2 * len(rows)))
-            self.rows = self._array((grown, *rows.shape[1:]), rows.dtype)
-            self.rows[: len(rows)] = rows
-
-    def _array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-        if math.prod(shape) * dtype.itemsize < SLOT_BYTES:
-            return np.empty(shape, dtype)
-        return self._arena.array(shape, dtype)
+            self._rows = allocate_rows(self._arena, (grown, *rows.shape[1:]), rows.dtype)
+            self._rows[: len(rows)] = rows
 
     def _push_unlike(self, values: list[Any], at: int) -> None:
         """Adds values of which the first is not an array of the rows' dtype and shape."""
-        rows = self.rows
+        rows = self._rows
         if rows is None:
             raise AssertionError("a column without rows compares nothing")
         arrays = [_as_array(value) for value in values]
@@ -470,7 +457,48 @@ class _LeafColumn:
             # arrays, since strings lose their width as scalars.
             stacked = [rows[i, ...] for i in range(at + num_copied)]
             self._pending = [*stacked, *arrays[num_copied:]]
-            self.rows = None
+            self._rows = None
+
+
+# Those of the last batches, as the next one usually has one of them.
+_layouts: list[Layout] = []
+_MAX_LAYOUTS: Final = 8
+
+
+def _layout_of(first: Any) -> Layout | None:
+    """The layout of elements like `first`; `None` if the engine does not know its containers."""
+    if jax_installed():  # otherwise the order of keys counts
+        for known in _layouts:
+            if known.matches(first):
+                return known
+    layout = _new_layout(first, "")
+    if layout is not None:
+        _layouts[:] = [layout, *_layouts[: _MAX_LAYOUTS - 1]]
+    return layout
+
+
+def _new_layout(first: Any, path: str) -> Layout | None:
+    parts = branch(first)
+    if parts is None:
+        array = _as_array(first)
+        if _has_rows(array):
+            return Layout.of_rows(array.shape, array.dtype)
+        dtype = array.dtype if type(array) is np.ndarray else None
+        return Layout.of_values(path, type(first), dtype)
+    kind = type(first)
+    if kind not in _ENGINES_CONTAINERS:
+        return None
+    children = []
+    for entry, child in zip(parts.entries, parts.children, strict=True):
+        layout = _new_layout(child, path + entry)
+        if layout is None:
+            return None
+        children.append(layout)
+    keys = list(parts.rebuild(parts.children)) if kind is dict else list(range(len(children)))
+    return Layout.of_containers(kind, keys, children)
+
+
+_ENGINES_CONTAINERS: Final = frozenset({dict, list, tuple, type(None)})
 
 
 def _as_array(leaf: Any) -> Any:
@@ -478,6 +506,11 @@ def _as_array(leaf: Any) -> Any:
     if type(leaf) is np.ndarray or isinstance(leaf, np.generic) or not hasattr(leaf, "__array__"):
         return leaf
     return leaf if isinstance(leaf, np.ma.MaskedArray) else np.asarray(leaf)
+
+
+def _has_rows(array: Any) -> bool:
+    """Whether rows of an array can hold this and the like."""
+    return type(array) is np.ndarray and _keeps_dtype(array.dtype)
 
 
 _stacking: dict[Any, bool] = {}

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
-
-from grainmill._evaluate.stack import BatchBuilder, shared_arena
+from grainmill._evaluate.stack import BatchBuilder, ElementList, shared_arena
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import Cursor
 from grainmill._iterators.node import Length, Origin, SequentialNode, origins
@@ -93,8 +91,11 @@ class BatchStage(Stage):
         self._node = node
         self._size = node.batch_size
         self._drop_remainder = node.drop_remainder
-        self._takes_rows = node.batch_fn is None
-        self._new_batch = _new_batch(node)
+        self._pending: BatchBuilder | ElementList = (
+            BatchBuilder(node.batch_size, shared_arena())
+            if node.batch_fn is None
+            else ElementList(node.batch_fn)
+        )
         self._reset()
         self._reader: ReadStage | None = None  # the parent, if it can compute whole batches
         if isinstance(parent, ReadStage) and node.batch_fn is None:
@@ -102,7 +103,7 @@ class BatchStage(Stage):
             parent.expect_batches(node.batch_size)
 
     def _reset(self) -> None:
-        self._pending = self._new_batch()
+        self._pending.clear()
         self._start: Position | None = None  # before the pending batch, if it was started
 
     @property
@@ -144,14 +145,16 @@ class BatchStage(Stage):
     def _fill(self) -> None:
         """Adds the elements that the pending batch lacks."""
         cursor = self._cursor
-        while missing := self._size - len(self._pending):
-            if self._takes_rows and (rows := cursor.take_rows(missing)) is not None:
-                self._run_or_rewind(self._pending.push_rows, *rows)
+        pending = self._pending
+        push_rows = pending.push_rows if isinstance(pending, BatchBuilder) else None
+        while missing := self._size - len(pending):
+            if push_rows and (rows := cursor.take_rows(missing)) is not None:
+                self._run_or_rewind(push_rows, *rows)
                 continue
             elements = cursor.take(missing)
             if not elements:
                 return
-            self._run_or_rewind(self._pending.push, elements)
+            self._run_or_rewind(pending.push, elements)
             del elements
             cursor.release_taken()  # the next elements reuse their memory, which is in cache
 
@@ -200,58 +203,6 @@ class BatchStage(Stage):
         """See `Stage.seek`."""
         self._reset()
         self._cursor.seek(index * self._size)
-
-
-class _PendingBatch:
-    """A batch being stacked."""
-
-    def __init__(self, batch_size: int) -> None:
-        self._builder = BatchBuilder(batch_size, shared_arena())
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def push(self, elements: list[Any]) -> None:
-        """Adds elements."""
-        if elements:
-            self._builder.push(elements)
-            self._count += len(elements)
-
-    def push_rows(self, columns: dict[str, Any], rows: list[int]) -> None:
-        """Adds elements given as row numbers of `columns`."""
-        self._builder.push_rows(columns, np.array(rows, np.int64))
-        self._count += len(rows)
-
-    def finish(self) -> Any:
-        """The batch."""
-        return self._builder.finish()
-
-
-class _PendingList(_PendingBatch):
-    """A batch being collected for a user's batch function."""
-
-    def __init__(self, batch_fn: Callable[[list[Any]], Any]) -> None:
-        self._batch_fn = batch_fn
-        self._elements: list[Any] = []
-
-    def __len__(self) -> int:
-        return len(self._elements)
-
-    def push(self, elements: list[Any]) -> None:
-        """See `_PendingBatch.push`."""
-        self._elements += elements
-
-    def finish(self) -> Any:
-        """See `_PendingBatch.finish`."""
-        return self._batch_fn(self._elements)
-
-
-def _new_batch(node: Batch) -> Callable[[], _PendingBatch]:
-    if node.batch_fn is not None:
-        batch_fn = node.batch_fn
-        return lambda: _PendingList(batch_fn)
-    return lambda: _PendingBatch(node.batch_size)
 
 
 def _state(before: Position, after: Position, k: int) -> State:

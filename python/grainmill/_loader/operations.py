@@ -15,7 +15,7 @@ from grainmill import _tree as tree
 from grainmill._dataset.element_types import In, Out
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
-from grainmill._evaluate.stack import shared_arena, stack
+from grainmill._evaluate.stack import stack
 from grainmill._interrupts import raise_interrupt, suppressed
 from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._iterators.notes import note
@@ -242,10 +242,9 @@ class BatchOperation(Generic[In, Out]):
 
     def _batch(self, records: list[Record[In]]) -> Record[Any]:
         data = [record.data for record in records]
-        if self.batch_fn is not None:
-            return _without_key(records[-1], self.batch_fn(data))
-        _check_structures(data)
-        return _without_key(records[-1], stack(data, shared_arena()))
+        if self.batch_fn is None:
+            _check_structures(data)
+        return _without_key(records[-1], stack(data, batch_fn=self.batch_fn))
 
 
 def _check_structures(data: list[Any]) -> None:

@@ -12,7 +12,7 @@ from grainmill._dataset.iterator import DatasetIterator, get_next_index, set_nex
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._evaluate.fused_blocks import checked_block
 from grainmill._evaluate.program import Program
-from grainmill._evaluate.stack import shared_arena, stack
+from grainmill._evaluate.stack import stack
 from grainmill._interrupts import raise_interrupt
 from grainmill._loader.record import Record, RecordMetadata
 from grainmill._loader.samplers import metadata_of
@@ -275,9 +275,7 @@ class BatchData:
 
     def __call__(self, records: Sequence[Record[Any]]) -> Record[Any]:
         data = [record.data for record in records]
-        batch_fn = self._batch_fn
-        batch = stack(data, shared_arena()) if batch_fn is None else batch_fn(data)
-        return Record(records[-1].metadata, batch)
+        return Record(records[-1].metadata, stack(data, batch_fn=self._batch_fn))
 
 
 class SplitData(transforms.FlatMap):

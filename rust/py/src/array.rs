@@ -161,14 +161,13 @@ pub(crate) fn array_in<'py>(
     if failed < 0 { Err(PyErr::fetch(py)) } else { Ok(array) }
 }
 
-/// A new C-contiguous array of plain values with these bytes.
-pub(crate) fn array_of<'py>(
+/// A new C-contiguous array of plain values, whose contents are unspecified.
+pub(crate) fn new_array<'py>(
     shape: &[usize],
     dtype: &Bound<'py, PyArrayDescr>,
-    bytes: &[u8],
-) -> PyResult<Bound<'py, PyAny>> {
+) -> PyResult<Bound<'py, PyUntypedArray>> {
     let py = dtype.py();
-    assert_eq!(array_byte_len(shape, dtype)?, bytes.len(), "an array has the bytes of its shape");
+    array_byte_len(shape, dtype)?;
     let ndim = c_int::try_from(shape.len())?;
     // Lengths were checked to be at most `isize::MAX`, so the cast keeps their values.
     let dims = shape.as_ptr().cast_mut().cast::<npy_intp>();
@@ -191,11 +190,21 @@ pub(crate) fn array_of<'py>(
     // SAFETY: a new reference, or null with an exception set.
     let array = unsafe { Bound::from_owned_ptr_or_err(py, created) }?;
     // SAFETY: an array, as created above.
-    let start = start_of(unsafe { array.cast_unchecked::<PyUntypedArray>() });
+    Ok(unsafe { array.cast_into_unchecked::<PyUntypedArray>() })
+}
+
+/// A new C-contiguous array of plain values with these bytes.
+pub(crate) fn array_of<'py>(
+    shape: &[usize],
+    dtype: &Bound<'py, PyArrayDescr>,
+    bytes: &[u8],
+) -> PyResult<Bound<'py, PyAny>> {
+    assert_eq!(array_byte_len(shape, dtype)?, bytes.len(), "an array has the bytes of its shape");
+    let array = new_array(shape, dtype)?;
     // SAFETY: the new array has as many bytes, as asserted above, and nobody else knows it.
-    let mut memory = unsafe { Destination::new(start, bytes.len()) };
+    let mut memory = unsafe { Destination::new(start_of(&array), bytes.len()) };
     Bytes::from(bytes).copy_to(&mut memory);
-    Ok(array)
+    Ok(array.into_any())
 }
 
 /// A NumPy scalar with these bytes.
@@ -216,8 +225,8 @@ pub(crate) fn scalar_of<'py>(
     unsafe { Bound::from_owned_ptr_or_err(dtype.py(), scalar) }
 }
 
-/// `object` as an array, if it is a C-contiguous one of plain bytes.
-pub(crate) fn as_plain_array<'a, 'py>(
+/// `object` as an array, if it is one and of no derived class.
+pub(crate) fn as_array<'a, 'py>(
     object: Borrowed<'a, 'py, PyAny>,
 ) -> Option<Borrowed<'a, 'py, PyUntypedArray>> {
     // SAFETY: the check is valid for any object.
@@ -225,7 +234,14 @@ pub(crate) fn as_plain_array<'a, 'py>(
         return None;
     }
     // SAFETY: an array, as checked above.
-    let array = unsafe { object.cast_unchecked::<PyUntypedArray>() };
+    Some(unsafe { object.cast_unchecked::<PyUntypedArray>() })
+}
+
+/// `object` as an array, if it is a C-contiguous one of plain bytes.
+pub(crate) fn as_plain_array<'a, 'py>(
+    object: Borrowed<'a, 'py, PyAny>,
+) -> Option<Borrowed<'a, 'py, PyUntypedArray>> {
+    let array = as_array(object)?;
     (array.is_c_contiguous() && is_plain(&array.dtype())).then_some(array)
 }
 
@@ -286,12 +302,7 @@ impl<'py> RowBytes<'py> {
 
     /// How `element` can be copied into a row of this array.
     pub(crate) fn match_row<'a>(&self, element: Borrowed<'a, 'py, PyAny>) -> RowMatch<'a> {
-        // SAFETY: the check is valid for any object.
-        if unsafe { npyffi::PyArray_CheckExact(element.py(), element.as_ptr()) } == 0 {
-            return RowMatch::Mismatch;
-        }
-        // SAFETY: an array, as checked above.
-        let element = unsafe { element.cast_unchecked::<PyUntypedArray>() };
+        let Some(element) = as_array(element) else { return RowMatch::Mismatch };
         if element.shape() != &self.array.shape()[1..] || !self.same_dtype(&element) {
             return RowMatch::Mismatch;
         }
@@ -303,9 +314,22 @@ impl<'py> RowBytes<'py> {
         }
         // SAFETY: a C-contiguous array of this dtype and shape has `row_len` bytes at `start`.
         // `element` is borrowed as long as they are and keeps them valid: `resize` refuses an array
-        // that others reference, as the tuple in `copy_list` does. If the user writes it before the
+        // that others reference, as the caller of `copy_values` does. If the user writes it before the
         // batch is complete, the row mixes old and new bytes (documented in `IterDataset.batch`).
         RowMatch::Bytes(unsafe { Bytes::new(start, self.row_len) })
+    }
+
+    /// Copies `element` to row `at`; returns whether it could be.
+    pub(crate) fn put(&mut self, element: &Bound<'py, PyAny>, at: usize) -> PyResult<bool> {
+        if at >= self.num_rows {
+            return Ok(false);
+        }
+        match self.match_row(element.as_borrowed()) {
+            RowMatch::Bytes(bytes) => bytes.copy_to(&mut self.destination(at, 1)),
+            RowMatch::Values => self.copy_values(element, at)?,
+            RowMatch::Mismatch => return Ok(false),
+        }
+        Ok(true)
     }
 
     fn same_dtype(&self, element: &Bound<'py, PyUntypedArray>) -> bool {

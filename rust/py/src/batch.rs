@@ -11,7 +11,7 @@ use crate::array::{PySlot, RowBytes, RowMatch, array_byte_len, array_in_slot};
 use crate::error::Raised;
 
 /// Copies of at least this many bytes release the GIL.
-const MIN_DETACHED_BYTES: usize = 64 << 10;
+pub(crate) const MIN_DETACHED_BYTES: usize = 64 << 10;
 
 /// An allocator for the memory of batches, which recycles it when they are dropped.
 #[pyclass(frozen, name = "Arena", module = "grainmill._native")]
@@ -78,34 +78,32 @@ impl PyArena {
 #[pyfunction]
 #[pyo3(signature = (array, elements, at, *, hot))]
 fn copy_rows<'py>(
-    py: Python<'py>,
     array: Bound<'py, PyUntypedArray>,
     elements: Bound<'py, PyList>,
     at: usize,
     hot: bool,
 ) -> PyResult<usize> {
-    copy_list(py, array, &elements, at, hot)
+    // The list may change while the copy runs without the GIL: own its elements.
+    copy_values(array, &elements.iter().collect::<Vec<_>>(), at, hot)
 }
 
 /// See `copy_rows`.
-pub(crate) fn copy_list<'py>(
-    py: Python<'py>,
+pub(crate) fn copy_values<'py>(
     array: Bound<'py, PyUntypedArray>,
-    elements: &Bound<'py, PyList>,
+    values: &[Bound<'py, PyAny>],
     at: usize,
     hot: bool,
 ) -> PyResult<usize> {
+    let py = array.py();
     let mut rows = RowBytes::of(array, at)?;
-    // The list may change while the copy runs without the GIL: own its elements.
-    let elements = elements.to_tuple();
-    let mut pending = Vec::with_capacity(elements.len());
+    let mut pending = Vec::with_capacity(values.len());
     let mut num_copied = 0;
-    for element in elements.iter_borrowed().take(rows.num_rows) {
-        match rows.match_row(element) {
+    for value in values.iter().take(rows.num_rows) {
+        match rows.match_row(value.as_borrowed()) {
             RowMatch::Bytes(bytes) => pending.push(bytes),
             RowMatch::Values => {
                 num_copied += copy_bytes(py, &mut rows, num_copied, &mut pending, hot);
-                rows.copy_values(&element, num_copied)?;
+                rows.copy_values(value, num_copied)?;
                 num_copied += 1;
             }
             RowMatch::Mismatch => break,
@@ -144,7 +142,7 @@ fn copy_bytes(
 /// An array of Python numbers of one exact type, as NumPy would stack them: `int` becomes int64,
 /// `float` float64 and `bool` bool. None for any other list, and for integers beyond 64 bits.
 #[pyfunction]
-fn scalars_to_rows<'py>(elements: &Bound<'py, PyList>) -> Option<Bound<'py, PyAny>> {
+pub(crate) fn scalars_to_rows<'py>(elements: &Bound<'py, PyList>) -> Option<Bound<'py, PyAny>> {
     let first = elements.get_item(0).ok()?;
     if first.is_exact_instance_of::<PyInt>() {
         stacked::<i64, PyInt>(elements)

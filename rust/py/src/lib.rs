@@ -29,6 +29,7 @@ mod python_input;
 mod python_storage;
 mod record_writer;
 mod records;
+mod rows;
 mod shared;
 mod storage;
 mod tfrecord;
@@ -49,6 +50,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     record_writer::register(module)?;
     convert::register(module)?;
     batch::register(module)?;
+    rows::register(module)?;
     fill::register(module)?;
     #[cfg(feature = "images")]
     image::register(module)?;
