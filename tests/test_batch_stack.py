@@ -476,3 +476,31 @@ def test_a_layout_holds_no_element():
     builder.expect(layout)
     kind, ((first, rows), (second, values)) = builder.targets.columns
     assert (kind, first, rows.shape, second, values) == (dict, "a", (3, 5000), "b", [])
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), has_jax=st.booleans())
+def test_the_order_of_keys_does_not_matter(data, has_jax):
+    """Also where the engine gives up, keys cannot be sorted, and for batches that are joined."""
+    keys = data.draw(st.lists(st.sampled_from(["a", "b", "c", 1, (2,)]), min_size=1, unique=True))
+    odd = data.draw(st.integers(0, 7))  # the row that has another dtype, if there are so many
+
+    def element(row):
+        order = data.draw(st.permutations(keys))
+        dtype = np.float64 if row == odd else np.int32
+        return {key: np.full(2, 10 * row + keys.index(key), dtype) for key in order}
+
+    elements = [{"x": element(row), "y": (element(row), row)} for row in range(6)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree, "jax_installed", lambda: has_jax)
+        patch.setattr(stacking, "jax_installed", lambda: has_jax)
+        whole = stack(elements)
+        for key, column in [*whole["x"].items(), *whole["y"][0].items()]:
+            expected = np.stack([element["x"][key] for element in elements])
+            assert_same(column, expected)
+        if not has_jax:
+            assert list(whole["x"]) == list(elements[0]["x"])
+        if len(set(map(type, keys))) == 1:  # else joined batches need the same order
+            parts = [stack(elements[:3]), stack(elements[3:])]
+            joined = tree.map_structure(lambda *each: np.concatenate(each), *parts)
+            assert_same(joined["x"], whole["x"])

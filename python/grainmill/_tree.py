@@ -121,9 +121,17 @@ def _flatten_into(tree: Any, leaves: list[Any]) -> Structure:
 
 def _dict_branch(tree: dict[Any, Any]) -> Branch:
     names = _ordered(tree)
-    # Without JAX, dicts keep their order, but structures are equal whatever the order of keys.
-    kind = (dict, names) if jax_installed() else (dict, frozenset(names))
-    return Branch(kind, _key_entries(names), [tree[name] for name in names], _zipped(dict, names))
+    children = [tree[name] for name in names]
+    if jax_installed() or names == tuple(tree):
+        return Branch((dict, names), _key_entries(names), children, _zipped(dict, names))
+    # Without JAX, what is made of a dict keeps its order.
+    order = tuple(tree)
+
+    def rebuild(children: Iterable[Any]) -> dict[Any, Any]:
+        values = dict(zip(names, children, strict=True))
+        return {name: values[name] for name in order}
+
+    return Branch((dict, names), _key_entries(names), children, rebuild)
 
 
 def _ordered_dict_branch(tree: OrderedDict[Any, Any]) -> Branch:
@@ -161,8 +169,6 @@ _CONTAINERS: Final[dict[type, Callable[[Any], Branch | None]]] = {
 
 def _ordered(names: Iterable[Any]) -> tuple[Any, ...]:
     names = tuple(names)
-    if not jax_installed():
-        return names
     try:
         return tuple(sorted(names))
     except TypeError as failure:

@@ -10,7 +10,7 @@ Elements that are all alike are copied by the engine (`Rows`), to memory that fo
 promotes, what containers of other types have, and errors.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -342,9 +342,22 @@ def _column(first: Any, batch_size: int, arena: ArraySource, path: str) -> _Colu
     parts = branch(first)
     if parts is None:
         return _LeafColumn(batch_size, arena, path)
-    pairs = zip(parts.entries, parts.children, strict=True)
+    pairs = _children(first, parts)
     children = [_column(child, batch_size, arena, path + entry) for entry, child in pairs]
-    return _BranchColumn(parts, children, path, first)
+    kind = _DictColumn if type(first) is dict else _BranchColumn
+    return kind(parts, children, path, first)
+
+
+def _children(container: Any, parts: Branch) -> Iterator[tuple[str, Any]]:
+    """The children of a container, in the order of what is made of it, after their indices."""
+    if type(container) is dict:
+        return ((f"[{key!r}]", container[key]) for key in _keys(parts))
+    return zip(parts.entries, parts.children, strict=True)
+
+
+def _keys(parts: Branch) -> list[Any]:
+    """The keys of a dict, in the order of what is made of it."""
+    return list(parts.rebuild(parts.children))
 
 
 class _BranchColumn:
@@ -365,14 +378,17 @@ class _BranchColumn:
         return sum(child.row_byte_len for child in self._children)
 
     def push(self, values: list[Any], at: int) -> None:
+        for child, column in zip(self._children, self._columns(values, at), strict=True):
+            child.push(list(column), at)
+
+    def _columns(self, values: list[Any], at: int) -> Iterable[Iterable[Any]]:
         rows = []
         for row, value in enumerate(values, at):
             parts = branch(value)
             if parts is None or parts.kind != self._parts.kind:
                 raise _UnlikeError(self._path, row, self._described, _described(value))
             rows.append(parts.children)
-        for child, column in zip(self._children, zip(*rows, strict=True), strict=True):
-            child.push(list(column), at)
+        return zip(*rows, strict=True)
 
     def finish(self, num_rows: int) -> Any:
         return self._parts.rebuild([child.finish(num_rows) for child in self._children])
@@ -380,6 +396,29 @@ class _BranchColumn:
     def leaves(self) -> "Iterator[_LeafColumn]":
         for child in self._children:
             yield from child.leaves()
+
+
+class _DictColumn(_BranchColumn):
+    """A dict in every element, whatever the order of its keys."""
+
+    def __init__(self, parts: Branch, children: list[_Column], path: str, first: Any) -> None:
+        super().__init__(parts, children, path, first)
+        self._names = _keys(parts)
+
+    def _columns(self, values: list[Any], at: int) -> Iterable[Iterable[Any]]:
+        names = self._names
+        if all(type(value) is dict and len(value) == len(names) for value in values):
+            try:
+                return [[value[name] for value in values] for name in names]
+            except KeyError as failure:
+                raise_interrupt(failure)  # an element lacks it
+        alike = [type(value) is dict and value.keys() == set(names) for value in values]
+        row = alike.index(False)
+        raise _UnlikeError(self._path, at + row, self._described, _described(values[row]))
+
+    def finish(self, num_rows: int) -> Any:
+        columns = zip(self._names, self._children, strict=True)
+        return {name: child.finish(num_rows) for name, child in columns}
 
 
 class _LeafColumn:
@@ -489,12 +528,12 @@ def _new_layout(first: Any, path: str) -> Layout | None:
     if kind not in _ENGINES_CONTAINERS:
         return None
     children = []
-    for entry, child in zip(parts.entries, parts.children, strict=True):
+    for entry, child in _children(first, parts):
         layout = _new_layout(child, path + entry)
         if layout is None:
             return None
         children.append(layout)
-    keys = list(parts.rebuild(parts.children)) if kind is dict else list(range(len(children)))
+    keys = _keys(parts) if kind is dict else list(range(len(children)))
     return Layout.of_containers(kind, keys, children)
 
 

@@ -463,8 +463,17 @@ fn matches(node: &Node, value: &Bound<'_, PyAny>) -> PyResult<bool> {
         Node::Rows { shape, dtype } => Ok(as_array(value.as_borrowed())
             .is_some_and(|array| array.shape() == shape && has_dtype(&array, dtype))),
         Node::Values { .. } => Ok(is_value_like(node, value)),
-        Node::Branch { kind, keys, children } => all_children(kind, keys, children, value, matches),
+        Node::Branch { kind, keys, children } => {
+            Ok(has_plain_keys(value) && all_children(kind, keys, children, value, matches)?)
+        }
     }
+}
+
+/// Whether keys of `value`, if it is a dict, are the same if they are equal, unlike `1` and `True`.
+fn has_plain_keys(value: &Bound<'_, PyAny>) -> bool {
+    value
+        .cast::<PyDict>()
+        .map_or(true, |dict| dict.keys().iter().all(|key| key.is_exact_instance_of::<PyString>()))
 }
 
 /// Whether `value` is a container of this type with these keys, and `fits` is true of all its children.
