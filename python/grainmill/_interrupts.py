@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 _HAS_VARARGS: Final = 0x04  # `inspect.CO_VARARGS`
-STOPPED: Final = "a signal handler raised StopIteration"
 _STOPS: Final = (StopIteration, StopAsyncIteration)
 _SIGNALS: Final = [int(number) for number in signal.valid_signals()]  # listing them takes long
 
@@ -101,8 +100,13 @@ def raise_interrupt(failure: BaseException) -> None:
     """Raises `failure` again if it is an interrupt; for handlers that go on with something else."""
     if is_interrupt(failure):
         if isinstance(failure, StopIteration):
-            raise RuntimeError(STOPPED) from failure
+            raise stopped_error() from failure
         raise failure
+
+
+def stopped_error() -> RuntimeError:
+    """What is raised in place of the `StopIteration` of a signal handler."""
+    return RuntimeError("a signal handler raised StopIteration")
 
 
 def next_of(iterator: Iterator[Any], end: object) -> Any:

@@ -16,10 +16,10 @@ from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate import tuning
 from grainmill._evaluate.evaluated import SKIPPED
 from grainmill._interrupts import (
-    STOPPED,
     came_after_call,
     is_interrupt,
     raise_interrupt,
+    stopped_error,
     suppressed,
 )
 from grainmill._iterators.metering import PullMeter
@@ -473,7 +473,7 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
                 for is_held in map(lock.acquire, (True,), (tuning.POLL_S,)):  # noqa: B007
                     break
                 else:  # that of a signal handler has ended the loop
-                    raise RuntimeError(STOPPED)  # noqa: TRY301
+                    raise stopped_error()  # noqa: TRY301
             return lock  # noqa: TRY300 - an interrupt may come here
         except BaseException:
             if is_held:
