@@ -64,4 +64,4 @@ def _add_methods(cls, pkg):
                 cls.set_member(name, method)
 
 
-_PRIVATE_BASES = {"grainmill._dataset.shown.Shown"}
+_PRIVATE_BASES = {"grainmill._dataset.views.reprs.Shown"}

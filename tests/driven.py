@@ -1,7 +1,7 @@
 """Stages as their consumers see them: finished elements, with a state after each."""
 
-from grainmill._iterators.cursor import END, Cursor
-from grainmill._iterators.stage import Block
+from grainmill._iterators.base.cursor import END, Cursor
+from grainmill._iterators.base.stage import Block
 
 
 class Driven:

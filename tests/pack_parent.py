@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grainmill._iterators.stage import Block, Stage
+from grainmill._iterators.base.stage import Block, Stage
 
 
 class ListStage(Stage):

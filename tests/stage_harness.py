@@ -5,7 +5,7 @@ import json
 import random
 import time
 
-from grainmill._iterators.stage import Block, Stage
+from grainmill._iterators.base.stage import Block, Stage
 
 
 class Boom(Exception):  # noqa: N818

@@ -17,8 +17,8 @@ from hypothesis.extra import numpy as nps
 from oracle_stack import assert_same, padded, stacked
 
 from grainmill import _tree as tree
-from grainmill._evaluate import stack as stacking
-from grainmill._evaluate.stack import BatchBuilder, batch_and_pad, stack
+from grainmill._evaluate.batches import stack as stacking
+from grainmill._evaluate.batches.stack import BatchBuilder, batch_and_pad, stack
 from grainmill._native import Arena, copy_rows, scalars_to_rows
 
 Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024

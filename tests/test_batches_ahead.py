@@ -6,7 +6,7 @@ from stage_harness import count_at_rest, found
 from under_test import INLINE
 
 import grainmill as grain
-from grainmill._evaluate.batch_blocks import BatchBlock, batched, in_batches
+from grainmill._evaluate.batches.batch_blocks import BatchBlock, batched, in_batches
 from grainmill._evaluate.program import Program
 from grainmill._tree import flatten
 from grainmill.array_record import ArrayRecordWriter

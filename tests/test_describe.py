@@ -13,10 +13,10 @@ from worker_harness import workers
 import grainmill as grain
 from grainmill import IterDataset, MapDataset, ReadOptions, experimental
 from grainmill._dataset.iter_dataset import node_of
-from grainmill._iterators.node import SequentialNode
+from grainmill._iterators.base.node import SequentialNode
 from grainmill._iterators.open import open_stage
 from grainmill._iterators.user_defined import UserDefined
-from grainmill._iterators.worker_shards import MultiprocessPrefetch
+from grainmill._iterators.workers.worker_shards import MultiprocessPrefetch
 from grainmill._plan.node import MapNode
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.experimental import (

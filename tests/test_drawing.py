@@ -16,8 +16,8 @@ import pytest
 
 import grainmill as grain
 from grainmill import MapDataset, ReadOptions
-from grainmill._dataset import observers
-from grainmill._dataset.statistics import report_on
+from grainmill._dataset.views import observers
+from grainmill._dataset.views.statistics import report_on
 from grainmill._stats.element_specs import spec_of
 from grainmill._stats.jax_trace import trace_annotation
 from grainmill._stats.summary import duration, size, summary_text, table

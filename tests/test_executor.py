@@ -10,8 +10,8 @@ from stage_harness import count_at_rest
 from under_test import INLINE
 
 import grainmill as grain
-from grainmill._evaluate import executor, thread_pool
-from grainmill._evaluate.batch_blocks import byte_len
+from grainmill._evaluate.batches.batch_blocks import byte_len
+from grainmill._evaluate.prefetch import executor, thread_pool
 from grainmill._evaluate.program import Program
 
 NUM_THREADS = 4

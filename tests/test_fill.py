@@ -9,9 +9,9 @@ from oracle_stack import assert_same, stacked
 
 import grainmill as grain
 from grainmill import MapDataset
-from grainmill._evaluate import element_sources
+from grainmill._evaluate.batches.stack import BatchBuilder
 from grainmill._evaluate.program import Program
-from grainmill._evaluate.stack import BatchBuilder
+from grainmill._evaluate.sources import element_sources
 from grainmill._native import Arena
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.sources import ArrayRecordDataSource

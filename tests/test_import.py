@@ -68,7 +68,7 @@ def test_names_are_imported_when_they_are_used():
     program = """
 import grainmill, sys
 assert "grainmill._loader.data_loader" not in sys.modules
-assert "grainmill._dataset.elastic" not in sys.modules
+assert "grainmill._dataset.elastic.iterator" not in sys.modules
 assert {"DataLoader", "experimental", "checkpoint"} <= set(dir(grainmill))
 assert {"experimental", "checkpoint", "multiprocessing", "sources"} <= vars(grainmill).keys()
 from grainmill import DataLoader, experimental, sources
@@ -138,7 +138,7 @@ except ImportError:
 def test_unused_node_classes_generate_nothing():
     program = """
 import grainmill
-from grainmill._iterators.node import SequentialNode
+from grainmill._iterators.base.node import SequentialNode
 from grainmill._lazy_dataclass import _Fields
 classes = [SequentialNode]
 for kind in classes:

@@ -103,20 +103,20 @@ LATE_IMPORTS = {
     "checkpoint.py": {"grainmill._checkpoint.handler"},
     "_checkpoint/handler.py": {"grainmill._checkpoint"},
     # What starts processes takes a tenth of the time that importing the package does.
-    "_iterators/read.py": {"grainmill._evaluate.processes"},
-    "_iterators/worker_shards.py": {"grainmill._iterators.remote"},
+    "_iterators/read.py": {"grainmill._evaluate.prefetch.processes"},
+    "_iterators/workers/worker_shards.py": {"grainmill._iterators.workers.remote"},
     "_evaluate/rng.py": {"grainmill._evaluate.philox_key"},
     "_memory.py": {"pathlib"},
     # A system may have none.
     "_cache/memory.py": {"fcntl"},
     "_workers/limits.py": {"select", "socket"},
-    "_dataset/observers.py": {"grainmill._stats.drawing"},
+    "_dataset/views/observers.py": {"grainmill._stats.drawing"},
     # So does what only some programs use: checkpoints and named shared memory.
     "_dataset/iterator.py": {"grainmill._checkpoint"},
     "_dataset/shared_batches.py": {"grainmill.shared_memory_array"},
     "multiprocessing.py": {"grainmill"},
     "sources.py": {"grainmill._index_file", "grainmill._sources.tfds"},
-    "_dataset/shown.py": {"grainmill._dataset.description"},
+    "_dataset/views/reprs.py": {"grainmill._dataset.views.description"},
     "_dataset/map_dataset.py": {"grainmill._cache.make"},
     "_dataset/iter_dataset.py": {"grainmill._cache.make"},
     # It takes 40 ms to import, and whoever awaits something has imported it.
@@ -142,9 +142,9 @@ WITHOUT_HANDLERS = ("_beam/", "_tools/", "_workers/")
 ELEMENTS = ("_evaluate/", "_iterators/", "_stages/")
 # Files that need not ask in some places, and why.
 UNASKED = {
-    "_evaluate/block_job.py": "in workers",
-    "_iterators/pipeline_job.py": "in workers",
-    "_iterators/cursor.py": "in workers: where a state is pickled",
+    "_evaluate/prefetch/block_job.py": "in workers",
+    "_iterators/workers/pipeline_job.py": "in workers",
+    "_iterators/base/cursor.py": "in workers: where a state is pickled",
     "_iterators/thread_prefetch.py": "in a thread",
 }
 

@@ -8,8 +8,8 @@ import pytest
 from under_test import INLINE, experimental, grain
 
 from grainmill._dataset.iter_dataset import node_of
-from grainmill._evaluate import tuning
-from grainmill._evaluate.executor import Pace
+from grainmill._evaluate.prefetch import tuning
+from grainmill._evaluate.prefetch.executor import Pace
 from grainmill._evaluate.program import Program
 from grainmill._loader.records import SampledRecords
 

@@ -12,7 +12,7 @@ from effort import SEED, cases
 
 import grainmill as grain
 from grainmill import MapDataset
-from grainmill._evaluate import tuning
+from grainmill._evaluate.prefetch import tuning
 from grainmill._evaluate.program import Program
 from grainmill._native import GrainmillError
 from grainmill.array_record import ArrayRecordWriter

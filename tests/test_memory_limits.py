@@ -17,8 +17,8 @@ if IS_GRAIN:
 from worker_harness import ENTRANCES, opened, workers
 
 from grainmill import MapDataset, MultiprocessingOptions, ReadOptions, _native
-from grainmill._evaluate import tuning
 from grainmill._evaluate.context import Context
+from grainmill._evaluate.prefetch import tuning
 from grainmill._iterators.read import ReadStage
 from grainmill._memory import default_budget_bytes, usable_bytes
 from grainmill._workers.limits import Limits

@@ -16,7 +16,7 @@ from bucket_server import BucketServer, Fault
 from effort import cases
 
 import grainmill as grain
-from grainmill._evaluate.row_source import RowSource
+from grainmill._evaluate.sources.row_source import RowSource
 from grainmill._native import GrainmillError, ReadQueue
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.experimental import ParquetIterDataset

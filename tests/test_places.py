@@ -13,9 +13,9 @@ from under_test import experimental, grain
 from worker_harness import workers
 
 from grainmill._dataset.iter_dataset import node_of
-from grainmill._iterators.cursor import END, Cursor
+from grainmill._iterators.base.cursor import END, Cursor
 from grainmill._iterators.open import open_stage
-from grainmill._iterators.pipeline_job import PipelineTask, _PipelineRunner
+from grainmill._iterators.workers.pipeline_job import PipelineTask, _PipelineRunner
 from grainmill._stats.meters import Recorder
 from grainmill._stats.worker_reporter import WorkerReporter
 from grainmill._workers.worker import WorkerContext

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import grainmill as grain
-from grainmill._dataset import progress as module
+from grainmill._dataset.views import progress as module
 
 
 class Terminal(io.StringIO):

@@ -9,15 +9,15 @@ from pipelines import build
 from stages import STAGES
 
 import grainmill as grain
+from grainmill._iterators.base.node import SequentialNode
+from grainmill._iterators.base.stage import Stage
 from grainmill._iterators.batch import Batch
 from grainmill._iterators.elementwise import Filter, Map, RandomMap
 from grainmill._iterators.interleave import Interleave
 from grainmill._iterators.mix import Mix
-from grainmill._iterators.node import SequentialNode
 from grainmill._iterators.read import Read
-from grainmill._iterators.stage import Stage
 from grainmill._iterators.user_defined import UserDefined
-from grainmill._iterators.worker_shards import MultiprocessPrefetch
+from grainmill._iterators.workers.worker_shards import MultiprocessPrefetch
 from grainmill._plan import random_access
 from grainmill._plan.node import MapNode
 from grainmill._stages.limit import Limit, LimitStage

@@ -9,7 +9,7 @@ import pytest
 
 from grainmill import MapDataset, ReadOptions, _native
 from grainmill._evaluate.context import Context
-from grainmill._evaluate.element_sources import FileSource
+from grainmill._evaluate.sources.element_sources import FileSource
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.sources import ArrayRecordDataSource
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from grainmill._evaluate.thread_policy import LONGEST_PAUSE_S, Span, ThreadPolicy
+from grainmill._evaluate.prefetch.thread_policy import LONGEST_PAUSE_S, Span, ThreadPolicy
 
 SPAN_S = 0.05
 

@@ -14,8 +14,8 @@ from stage_harness import Boom, ListStage, count_at_rest, drain
 
 import grainmill as grain
 from grainmill._iterators import thread_prefetch
+from grainmill._iterators.base.stage import Block
 from grainmill._iterators.interleave import Interleave, InterleaveStage
-from grainmill._iterators.stage import Block
 from grainmill._iterators.thread_prefetch import ThreadPrefetch, ThreadPrefetchStage
 from grainmill.experimental import ThreadPrefetchIterDataset
 

@@ -14,8 +14,8 @@ import pytest
 import grainmill as grain
 import grainmill.python
 from grainmill import experimental
-from grainmill._evaluate.thread_policy import ThreadPolicy
-from grainmill._evaluate.thread_pool import Task, ThreadPool
+from grainmill._evaluate.prefetch.thread_policy import ThreadPolicy
+from grainmill._evaluate.prefetch.thread_pool import Task, ThreadPool
 
 WINDOW = 1000
 SHARE = 0.2  # how far from equal a share may be

@@ -24,7 +24,7 @@ import numpy as np
 
 import grainmill as grain
 from grainmill import MapDataset, MultiprocessingOptions, ReadOptions
-from grainmill._dataset.statistics import report_on
+from grainmill._dataset.views.statistics import report_on
 from grainmill._stats.verdict import verdict_on
 from grainmill.array_record import ArrayRecordWriter
 

@@ -31,7 +31,7 @@ from grainmill._as_grain import install_as_grain
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._dataset.map_dataset import MapDataset
-from grainmill._dataset.progress import progress
+from grainmill._dataset.views.progress import progress
 from grainmill._lazy_names import lazy_names
 from grainmill._native import GrainmillError, __version__
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions

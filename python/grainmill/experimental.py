@@ -3,15 +3,15 @@
 from typing import TYPE_CHECKING
 
 from grainmill import _stages as stages
-from grainmill._dataset.checks import assert_equal_output_after_checkpoint
 from grainmill._dataset.iterator import (
     ThreadPrefetchDatasetIterator,
     get_next_index,
     set_next_index,
 )
+from grainmill._dataset.resume_check import assert_equal_output_after_checkpoint
 from grainmill._dataset.rng_pool import RngPool
 from grainmill._dataset.spec import get_element_spec
-from grainmill._evaluate.stack import batch_and_pad
+from grainmill._evaluate.batches.stack import batch_and_pad
 from grainmill._lazy_names import lazy_names
 from grainmill._loader.operations import PackAndBatchOperation
 from grainmill._native import index_shuffle
@@ -24,7 +24,7 @@ from grainmill._stages.apply_transformations import apply_transformations
 from grainmill._stages.concat_split import BOSHandling
 
 if TYPE_CHECKING:
-    from grainmill._dataset.elastic import ElasticIterator
+    from grainmill._dataset.elastic.iterator import ElasticIterator
     from grainmill._dataset.performance_config import PerformanceConfig, pick_performance_config
     from grainmill._sources.hugging_face import HuggingFaceIterDataset
     from grainmill._sources.mixture import mix_from_text, parse_mixture
@@ -36,7 +36,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
-            "ElasticIterator": "grainmill._dataset.elastic",
+            "ElasticIterator": "grainmill._dataset.elastic.iterator",
             "HuggingFaceIterDataset": "grainmill._sources.hugging_face",
             "TFRecordIterDataset": "grainmill._sources.tfrecord_dataset",
             "ParquetIterDataset": "grainmill._sources.parquet_dataset",

@@ -9,13 +9,14 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, Self, overload
 
-from grainmill._dataset import grain_classes, hints
+from grainmill._dataset import grain_classes
 from grainmill._dataset.apply import apply_each
+from grainmill._dataset.elastic.shard_states import InterleaveDatasetIterator
 from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, T, T_co
 from grainmill._dataset.iterator import DatasetIterator, PipelineDatasetIterator, iterator_over
-from grainmill._dataset.shard_states import InterleaveDatasetIterator
 from grainmill._dataset.shared_batches import SharedMemoryOutput
-from grainmill._dataset.shown import Shown
+from grainmill._dataset.views import hints
+from grainmill._dataset.views.reprs import Shown
 from grainmill._iterators.batch import Batch
 from grainmill._iterators.elementwise import Filter, Map, MapWithIndex, RandomMap
 from grainmill._iterators.flat_map import FlatMap
@@ -23,7 +24,7 @@ from grainmill._iterators.mix import Mix
 from grainmill._iterators.settings import Seed
 from grainmill._iterators.stored_cache import StoredCache
 from grainmill._iterators.user_defined import UserDefined
-from grainmill._iterators.worker_shards import MultiprocessPrefetch
+from grainmill._iterators.workers.worker_shards import MultiprocessPrefetch
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.slicing import check_sliceable

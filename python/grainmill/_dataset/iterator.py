@@ -10,11 +10,11 @@ import threading
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, SupportsIndex, TypeVar
 
-from grainmill._dataset.observers import SummaryLog, draw
-from grainmill._dataset.statistics import report_on
-from grainmill._dataset.user_stats import STATS
-from grainmill._evaluate import tuning
+from grainmill._dataset.views.observers import SummaryLog, draw
+from grainmill._dataset.views.statistics import report_on
+from grainmill._dataset.views.user_stats import STATS
 from grainmill._evaluate.evaluated import SKIPPED
+from grainmill._evaluate.prefetch import tuning
 from grainmill._interrupts import (
     came_after_call,
     is_interrupt,
@@ -22,11 +22,11 @@ from grainmill._interrupts import (
     stopped_error,
     suppressed,
 )
+from grainmill._iterators.base.position import Position, copy_state, of_state, state_at
+from grainmill._iterators.base.stage import Block
 from grainmill._iterators.metering import PullMeter
 from grainmill._iterators.open import open_stage
-from grainmill._iterators.position import Position, copy_state, of_state, state_at
 from grainmill._iterators.settings import options_of
-from grainmill._iterators.stage import Block
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.closing import closed_error
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from grainmill._checkpoint import pipeline
-    from grainmill._iterators.stage import Stage, State
+    from grainmill._iterators.base.stage import Stage, State
     from grainmill._plan.node import Node
 
 T = TypeVar("T")

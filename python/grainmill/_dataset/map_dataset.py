@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, Sel
 
 import numpy as np
 
-from grainmill._dataset import grain_classes, hints
+from grainmill._dataset import grain_classes
 from grainmill._dataset.apply import apply_each
 from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, SourceLike, T, T_co
 from grainmill._dataset.iter_dataset import (
@@ -19,8 +19,9 @@ from grainmill._dataset.iter_dataset import (
     with_parents,
 )
 from grainmill._dataset.shared_batches import SharedMemoryOutput
-from grainmill._dataset.shown import Shown
-from grainmill._dataset.user_stats import STATS
+from grainmill._dataset.views import hints
+from grainmill._dataset.views.reprs import Shown
+from grainmill._dataset.views.user_stats import STATS
 from grainmill._evaluate.program import Program
 from grainmill._iterators.read import read
 from grainmill._plan import random_access as plan

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from grainmill._evaluate.stack import shared_arena, stack
+from grainmill._evaluate.batches.stack import shared_arena, stack
 from grainmill._native import Arena
 from grainmill._plan.spec import in_rows
 from grainmill._tree import map_structure

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from grainmill._evaluate import element_sources
 from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.fused_blocks import BlockFused
+from grainmill._evaluate.sources import element_sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from grainmill._evaluate.element_sources import DatasetNumbers, ElementSource, Indices
     from grainmill._evaluate.fused import Fused
+    from grainmill._evaluate.sources.element_sources import DatasetNumbers, ElementSource, Indices
 
 # What one source or tap receives of a block: the ascending positions (`None`: all of them), the
 # index at each, and the number of its dataset if several datasets share the column.

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grainmill._evaluate import element_sources, grouped_sources
-from grainmill._evaluate.batch_blocks import byte_len
-from grainmill._evaluate.cache_source import CacheSource
+from grainmill._evaluate.batches.batch_blocks import byte_len
 from grainmill._evaluate.chain import Chain, StepColumn
-from grainmill._evaluate.converted_source import ConvertedRecords
 from grainmill._evaluate.fused import Fused
 from grainmill._evaluate.fused_blocks import BlockFused
 from grainmill._evaluate.grouped_steps import step_of
-from grainmill._evaluate.row_source import RowSource
+from grainmill._evaluate.sources import element_sources, grouped_sources
+from grainmill._evaluate.sources.cache_source import CacheSource
+from grainmill._evaluate.sources.converted_source import ConvertedRecords
+from grainmill._evaluate.sources.row_source import RowSource
 from grainmill._plan import random_access as plan
 from grainmill._plan.node import random_access
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from grainmill._evaluate.context import Context
-    from grainmill._evaluate.element_sources import ElementSource, Indices
     from grainmill._evaluate.evaluator import Evaluator
     from grainmill._evaluate.fused import Step
+    from grainmill._evaluate.sources.element_sources import ElementSource, Indices
     from grainmill._native import RecordFiles
     from grainmill._plan.node import MapNode, Node, Tree
     from grainmill._stats.meters import Recorder

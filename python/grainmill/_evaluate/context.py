@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from grainmill._evaluate import tuning
-from grainmill._evaluate.shared_threads import SharedThreads
+from grainmill._evaluate.prefetch import tuning
+from grainmill._evaluate.prefetch.shared_threads import SharedThreads
 from grainmill._native import ReadQueue
 from grainmill._plan.options import MAX_READS_IN_FLIGHT, DatasetOptions
 from grainmill._stats.meters import Recorder

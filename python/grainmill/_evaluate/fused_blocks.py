@@ -12,11 +12,11 @@ from itertools import pairwise, repeat
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from grainmill._evaluate import tuning
-from grainmill._evaluate.batch_blocks import block_len, byte_len
+from grainmill._evaluate.batches.batch_blocks import block_len, byte_len
 from grainmill._evaluate.evaluated import Evaluated, until_failure
 from grainmill._evaluate.fused import Fused
 from grainmill._evaluate.loops import INDEXED_KINDS, block_call
+from grainmill._evaluate.prefetch import tuning
 from grainmill._interrupts import raise_interrupt
 from grainmill._plan.node import defines
 from grainmill._stats.meters import both_clocks

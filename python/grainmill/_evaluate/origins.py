@@ -13,7 +13,7 @@ from grainmill._plan.node import Tree, random_access
 
 if TYPE_CHECKING:
     from grainmill._evaluate.chain import Columns
-    from grainmill._evaluate.element_sources import Indices
+    from grainmill._evaluate.sources.element_sources import Indices
     from grainmill._plan.node import MapNode, Node
 
 _COLUMN = 0

@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grainmill._evaluate import chain, element_sources
-from grainmill._evaluate.column_batches import ColumnBatches
+from grainmill._evaluate import chain
+from grainmill._evaluate.batches.column_batches import ColumnBatches
 from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.context import Context
 from grainmill._evaluate.fused_blocks import BlockFused
 from grainmill._evaluate.notes import add_element_notes, computing
 from grainmill._evaluate.origins import Origins, OriginTree
+from grainmill._evaluate.sources import element_sources
 from grainmill._native import Resolver, keep_large_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from grainmill._evaluate.batch_blocks import BatchBlock
+    from grainmill._evaluate.batches.batch_blocks import BatchBlock
     from grainmill._evaluate.chain import Chain, Columns
-    from grainmill._evaluate.element_sources import Indices
     from grainmill._evaluate.evaluated import Evaluated
+    from grainmill._evaluate.sources.element_sources import Indices
     from grainmill._native import Layout, Rows
     from grainmill._plan.node import MapNode, Node
     from grainmill._stats.meters import Recorder

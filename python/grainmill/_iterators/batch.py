@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from grainmill._evaluate.stack import BatchBuilder, ElementList, shared_arena
+from grainmill._evaluate.batches.stack import BatchBuilder, ElementList, shared_arena
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.cursor import Cursor
-from grainmill._iterators.node import Length, Origin, SequentialNode, origins
+from grainmill._iterators.base.cursor import Cursor
+from grainmill._iterators.base.node import Length, Origin, SequentialNode, origins
+from grainmill._iterators.base.position import Position, end_at, state_at
+from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._iterators.notes import note_part, note_stage
 from grainmill._iterators.open import open_node
 from grainmill._iterators.pack_in_thread import PackInThreadStage
-from grainmill._iterators.position import Position, end_at, state_at
 from grainmill._iterators.read import ReadStage
-from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.batching import Batching, checked_batching, num_batches
 

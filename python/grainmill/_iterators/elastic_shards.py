@@ -9,10 +9,10 @@ from grainmill._iterators.elementwise import Filter, Map
 from grainmill._iterators.interleave import Interleave
 from grainmill._iterators.read import Read
 from grainmill._iterators.settings import Seed, WithOptions
-from grainmill._iterators.shares import WorkersNode
 from grainmill._iterators.thread_prefetch import ThreadPrefetch
 from grainmill._iterators.user_defined import UserDefined
-from grainmill._iterators.worker_shards import (
+from grainmill._iterators.workers.shares import WorkersNode
+from grainmill._iterators.workers.worker_shards import (
     MultiprocessPrefetch,
     MultithreadPrefetch,
 )

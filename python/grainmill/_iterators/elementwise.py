@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from grainmill._evaluate.fused import Step
 from grainmill._evaluate.fused_blocks import BlockFused
 from grainmill._evaluate.loops import lazy_functions
-from grainmill._iterators.drops import DropWatch
-from grainmill._iterators.node import Length, OneToOne
+from grainmill._iterators.base.checked_state import CheckedState
+from grainmill._iterators.base.filter_thresholds import DropWatch
+from grainmill._iterators.base.node import Length, OneToOne
+from grainmill._iterators.base.stage import Block, Stage, State, StateAfter
 from grainmill._iterators.notes import note_stage
 from grainmill._iterators.open import open_node
-from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State, StateAfter
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan import transforms
 from grainmill._plan.node import Share, function_of, transform_name
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from grainmill._evaluate.context import Context
     from grainmill._evaluate.loops import Passed
-    from grainmill._iterators.stage import Finisher
+    from grainmill._iterators.base.stage import Finisher
     from grainmill._plan.node import Node, StepKind
     from grainmill._plan.options import DatasetOptions
     from grainmill._stats.meters import StepTimes
@@ -326,7 +326,7 @@ class ElementwiseStage(Stage):
         """See `Stage.restore`."""
         num_inputs = [0] * len(self._num_inputs)
         for i, key in reversed(self._counting):
-            saved = Saved(self._nodes[i], state, ("parent", key))
+            saved = CheckedState(self._nodes[i], state, ("parent", key))
             num_inputs[i] = saved.index(key)
             state = saved["parent"]
         self._parent.restore(state)

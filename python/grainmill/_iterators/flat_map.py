@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from grainmill._checkpoint.ends import CutCount
 from grainmill._interrupts import listed, raise_interrupt
-from grainmill._iterators.cursor import END, Cursor
-from grainmill._iterators.cut import Cut
-from grainmill._iterators.node import Origin, SequentialNode, runs
+from grainmill._iterators.base.checked_state import CheckedState
+from grainmill._iterators.base.cursor import END, Cursor
+from grainmill._iterators.base.cut import Cut
+from grainmill._iterators.base.node import Origin, SequentialNode, runs
+from grainmill._iterators.base.position import Position, state_at
+from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._iterators.notes import note_stage
-from grainmill._iterators.position import Position, state_at
-from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.node import Node, transform_name
 from grainmill._plan.random_access import check_flat_map
@@ -133,7 +133,7 @@ class FlatMapStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        saved = Saved(self._node, state, ("parent", "next_index_in_buffer"))
+        saved = CheckedState(self._node, state, ("parent", "next_index_in_buffer"))
         taken = Cut.of(saved["next_index_in_buffer"]).noted(saved.index("next_index_in_buffer"))
         self._cursor.restore(saved["parent"])
         self._reset(taken)

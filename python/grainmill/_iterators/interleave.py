@@ -8,17 +8,17 @@ import functools
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.cursor import END, Cursor
-from grainmill._iterators.lazy_block import PULL_SIZE, lazy_block
-from grainmill._iterators.node import Origin, SequentialNode, origins, plan_of
+from grainmill._iterators.base.checked_state import CheckedState, refusal
+from grainmill._iterators.base.cursor import END, Cursor
+from grainmill._iterators.base.lazy_block import PULL_SIZE, lazy_block
+from grainmill._iterators.base.node import Origin, SequentialNode, origins, plan_of
+from grainmill._iterators.base.position import Position, of_state, state_at
+from grainmill._iterators.base.stage import Block, Stage, State
+from grainmill._iterators.concurrent_opener import ConcurrentOpener
 from grainmill._iterators.open import open_part
-from grainmill._iterators.opening import ConcurrentOpener
 from grainmill._iterators.pack_in_thread import PackInThreadStage
-from grainmill._iterators.position import Position, of_state, state_at
 from grainmill._iterators.read import ReadStage
-from grainmill._iterators.saved import Saved, refusal
 from grainmill._iterators.shard_states import ENDED, by_dataset, of_datasets
-from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.thread_prefetch import ThreadPrefetch, ThreadPrefetchStage
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.arguments import checked_integer
@@ -348,7 +348,7 @@ class InterleaveStage(Stage):
         self, state: State
     ) -> tuple[list[tuple[int, State | None, bool]], int, int, dict[int, State | None]]:
         """The slots of `state`, the next turn, the next dataset, and states of later datasets."""
-        saved = Saved(self._name, state, _KEYS, _OPTIONAL_KEYS)
+        saved = CheckedState(self._name, state, _KEYS, _OPTIONAL_KEYS)
         num_slots, num_datasets = self._num_slots, self._num_datasets
         slots = f"the {num_slots} that are open at a time, of {num_datasets}"
         indices = [

@@ -6,14 +6,14 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from grainmill._evaluate.batch_blocks import byte_len
+from grainmill._evaluate.batches.batch_blocks import byte_len
 from grainmill._iterators.read import ReadStage
 from grainmill._stats.meters import CallTimer, StageMeter, both_clocks, clock_s, reading_cost_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from grainmill._iterators.stage import Block, Stage
+    from grainmill._iterators.base.stage import Block, Stage
     from grainmill._stats.meters import Recorder
 
 # What timing one pull of one stage costs, in steps of an element.

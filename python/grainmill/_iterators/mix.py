@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from grainmill._interrupts import raise_interrupt, suppressed
-from grainmill._iterators.cursor import END, Cursor
-from grainmill._iterators.lazy_block import PULL_SIZE, lazy_block
-from grainmill._iterators.node import Origin, SequentialNode, origins, runs, starts
-from grainmill._iterators.position import Position, state_at
-from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.base.checked_state import CheckedState
+from grainmill._iterators.base.cursor import END, Cursor
+from grainmill._iterators.base.lazy_block import PULL_SIZE, lazy_block
+from grainmill._iterators.base.node import Origin, SequentialNode, origins, runs, starts
+from grainmill._iterators.base.position import Position, state_at
+from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._native import MixSchedule
 from grainmill._plan.random_access import check_weights, integer_proportions
@@ -207,7 +207,7 @@ class MixStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`; unknown names are ignored, new ones start at the beginning."""
-        saved = Saved(self._node, state, ("parents", "index", "stop"))
+        saved = CheckedState(self._node, state, ("parents", "index", "stop"))
         index, stop = saved.index("index"), saved.flag("stop")
         self._remember_starts()
         for cursor, parent_state in zip(self._cursors, self._parent_states(saved), strict=True):
@@ -215,7 +215,7 @@ class MixStage(Stage):
         self._index = index
         self._stop = stop
 
-    def _parent_states(self, saved: Saved) -> Sequence[State]:
+    def _parent_states(self, saved: CheckedState) -> Sequence[State]:
         if self._names is None:
             return saved.list_of("parents", len(self._cursors), "the datasets that are mixed")
         parents = saved["parents"]

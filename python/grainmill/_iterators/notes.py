@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 from grainmill._evaluate.notes import described
 from grainmill._interrupts import suppressed
-from grainmill._iterators.node import origins, plan_of
-from grainmill._iterators.position import state_at
+from grainmill._iterators.base.node import origins, plan_of
+from grainmill._iterators.base.position import state_at
 from grainmill._iterators.user_defined import UserDefined
 from grainmill._plan.node import MapNode
 from grainmill._plan.notes import add_note, located
 
 if TYPE_CHECKING:
-    from grainmill._iterators.node import Origin
-    from grainmill._iterators.position import Position
+    from grainmill._iterators.base.node import Origin
+    from grainmill._iterators.base.position import Position
     from grainmill._plan.node import Node
 
 _MAX_SHOWN: Final = 4

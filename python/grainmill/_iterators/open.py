@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from grainmill._evaluate.context import Context
-from grainmill._iterators.node import SequentialNode
+from grainmill._iterators.base.node import SequentialNode
 from grainmill._iterators.read import read
 from grainmill._iterators.settings import options_of
 from grainmill._plan.node import MapNode
@@ -14,7 +14,7 @@ from grainmill._stats.meters import Recorder
 from grainmill._stats.numbering import numbered
 
 if TYPE_CHECKING:
-    from grainmill._iterators.stage import Stage
+    from grainmill._iterators.base.stage import Stage
     from grainmill._plan.node import Node
 
 

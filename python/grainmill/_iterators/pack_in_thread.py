@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from grainmill._evaluate import tuning
-from grainmill._evaluate.batch_blocks import block_len
-from grainmill._evaluate.thread_pool import thread_name
+from grainmill._evaluate.batches.batch_blocks import block_len
+from grainmill._evaluate.prefetch import tuning
+from grainmill._evaluate.prefetch.thread_pool import thread_name
 from grainmill._iterators.thread_prefetch import PrefetchQueue, ThreadPrefetch, ThreadPrefetchStage
 from grainmill._tree import flatten
 
 if TYPE_CHECKING:
+    from grainmill._iterators.base.stage import Stage
     from grainmill._iterators.read import ReadStage
-    from grainmill._iterators.stage import Stage
 
 
 class PackInThreadStage(ThreadPrefetchStage):

@@ -7,17 +7,17 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from grainmill._evaluate import tuning
-from grainmill._evaluate.batch_blocks import BatchBlock
+from grainmill._evaluate.batches.batch_blocks import BatchBlock
 from grainmill._evaluate.compile import runs_in_engine
-from grainmill._evaluate.executor import Blocks, Budget, Executor
+from grainmill._evaluate.prefetch import tuning
+from grainmill._evaluate.prefetch.executor import Blocks, Budget, Executor
 from grainmill._evaluate.program import Program
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.drops import DropWatch
-from grainmill._iterators.lazy_block import PULL_SIZE
-from grainmill._iterators.node import CALLER, UNKNOWN, Length, Origin, SequentialNode, counted
-from grainmill._iterators.saved import Saved, integer
-from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.base.checked_state import CheckedState, integer
+from grainmill._iterators.base.filter_thresholds import DropWatch
+from grainmill._iterators.base.lazy_block import PULL_SIZE
+from grainmill._iterators.base.node import CALLER, UNKNOWN, Length, Origin, SequentialNode, counted
+from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.node import MapNode, Node, Share, random_access
 from grainmill._plan.options import ReadOptions
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from grainmill._evaluate.context import Context
-    from grainmill._evaluate.executor import Demand
-    from grainmill._iterators.stage import StateAfter
+    from grainmill._evaluate.prefetch.executor import Demand
+    from grainmill._iterators.base.stage import StateAfter
     from grainmill._stats.stalls import Awaited
 
 
@@ -319,7 +319,7 @@ class ReadStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        saved = Saved(self._node, state, ("next_index",))
+        saved = CheckedState(self._node, state, ("next_index",))
         index = integer(saved["next_index"])
         if index is None:
             expected = f"must be an integer from 0 to {self._length}"
@@ -373,7 +373,7 @@ def _blocks(program: Program, length: int, node: Read, context: Context) -> Bloc
         options = dataclasses.replace(options, num_workers=0, prefetch_buffer_size=0)
     elif options.num_workers and program.runs_user_code:
         if workers_are_processes():
-            from grainmill._evaluate.processes import ProcessBlocks  # noqa: PLC0415
+            from grainmill._evaluate.prefetch.processes import ProcessBlocks  # noqa: PLC0415
 
             return ProcessBlocks(program, length, node, node.options)
         options = dataclasses.replace(options, num_threads=options.num_workers)

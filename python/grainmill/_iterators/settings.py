@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from grainmill._iterators.node import OneToOne
+from grainmill._iterators.base.node import OneToOne
 from grainmill._iterators.read import Read
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.options import DatasetOptions

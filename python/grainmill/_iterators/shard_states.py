@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from grainmill._iterators.saved import Saved
+from grainmill._iterators.base.checked_state import CheckedState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from grainmill._iterators.stage import State
+    from grainmill._iterators.base.stage import State
 
 EXHAUSTED, STATE = "exhausted", "state"
 ENDED = None
@@ -64,7 +64,7 @@ def of_datasets(shards: Sequence[Any], num_slots: int, name: object) -> State:
     """
     flags, states = [], []
     for number, shard in enumerate(shards):
-        saved = Saved(name, shard, (EXHAUSTED, STATE))
+        saved = CheckedState(name, shard, (EXHAUSTED, STATE))
         flags.append(saved.checked_flag(f"`{EXHAUSTED}` of shard {number}", saved[EXHAUSTED]))
         states.append(saved[STATE])
     left = [index for index, exhausted in enumerate(flags) if not exhausted]

@@ -8,11 +8,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.cursor import END, Cursor
-from grainmill._iterators.node import Origin, SequentialNode, origins, runs
-from grainmill._iterators.position import Position, constant_state, state_at
-from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.base.checked_state import CheckedState
+from grainmill._iterators.base.cursor import END, Cursor
+from grainmill._iterators.base.node import Origin, SequentialNode, origins, runs
+from grainmill._iterators.base.position import Position, constant_state, state_at
+from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from grainmill._cache.make import Pass, SequenceStore, StoredSequence
     from grainmill._cache.sequence import Ahead
-    from grainmill._iterators.stage import StateAfter
+    from grainmill._iterators.base.stage import StateAfter
     from grainmill._plan.node import Node, Share
 
 _PULL_SIZE = 64
@@ -202,7 +202,7 @@ class StoredCacheStage(CachingStage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        saved = Saved(self._name, state, ("parent", "position"))
+        saved = CheckedState(self._name, state, ("parent", "position"))
         position = saved.index("position")
         self._first_state()
         self._abandon_pass()

@@ -15,16 +15,16 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from grainmill._evaluate import tuning
-from grainmill._evaluate.batch_blocks import block_len, byte_len
-from grainmill._evaluate.executor import Demand, weak_call
-from grainmill._evaluate.thread_pool import NumberedThread
+from grainmill._evaluate.batches.batch_blocks import block_len, byte_len
+from grainmill._evaluate.prefetch import tuning
+from grainmill._evaluate.prefetch.executor import Demand, weak_call
+from grainmill._evaluate.prefetch.thread_pool import NumberedThread
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.cursor import END, Cursor
+from grainmill._iterators.base.cursor import END, Cursor
+from grainmill._iterators.base.node import OneToOne, runs
+from grainmill._iterators.base.position import Position, end_at, state_at
+from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._iterators.metering import PullMeter
-from grainmill._iterators.node import OneToOne, runs
-from grainmill._iterators.position import Position, end_at, state_at
-from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.user_defined import UserDefinedStage
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._memory import default_budget_bytes
@@ -38,7 +38,7 @@ from grainmill._threads import at_fork, may_wait, start_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from grainmill._iterators.stage import StateAfter
+    from grainmill._iterators.base.stage import StateAfter
     from grainmill._plan.node import Node, Share
     from grainmill._stats.meters import Recorder
     from grainmill._stats.thread_clock import ThreadUse

@@ -7,12 +7,12 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
-from grainmill._evaluate import tuning
+from grainmill._evaluate.prefetch import tuning
 from grainmill._interrupts import next_of, raise_interrupt, suppressed
-from grainmill._iterators.cursor import END
-from grainmill._iterators.node import Origin, SequentialNode
-from grainmill._iterators.position import copy_state, end_at
-from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.base.cursor import END
+from grainmill._iterators.base.node import Origin, SequentialNode
+from grainmill._iterators.base.position import copy_state, end_at
+from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.node import Share, defines
 from grainmill._plan.notes import add_note, located

@@ -11,7 +11,7 @@ from grainmill._checkpoint import pipeline
 from grainmill._dataset.element_types import Loaded_co
 from grainmill._dataset.iterator import Savable
 from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
-from grainmill._dataset.shown import Shown
+from grainmill._dataset.views.reprs import Shown
 from grainmill._loader import records
 from grainmill._loader.operations import Operated
 from grainmill._loader.samplers import IndexSampler, Sampler

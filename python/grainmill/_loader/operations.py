@@ -15,11 +15,11 @@ from grainmill import _tree as tree
 from grainmill._dataset.element_types import In, Out
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
-from grainmill._evaluate.stack import stack
+from grainmill._evaluate.batches.stack import stack
 from grainmill._interrupts import raise_interrupt, suppressed
+from grainmill._iterators.base.position import of_state
 from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._iterators.notes import note
-from grainmill._iterators.position import of_state
 from grainmill._loader.record import Record, RecordMetadata
 from grainmill._plan.node import transform_name
 

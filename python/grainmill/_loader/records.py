@@ -10,9 +10,9 @@ import numpy as np
 from grainmill._dataset.iter_dataset import IterDataset, node_of
 from grainmill._dataset.iterator import DatasetIterator, get_next_index, set_next_index
 from grainmill._dataset.map_dataset import MapDataset
+from grainmill._evaluate.batches.stack import stack
 from grainmill._evaluate.fused_blocks import checked_block
 from grainmill._evaluate.program import Program
-from grainmill._evaluate.stack import stack
 from grainmill._interrupts import raise_interrupt
 from grainmill._loader.record import Record, RecordMetadata
 from grainmill._loader.samplers import metadata_of

@@ -1,4 +1,4 @@
-"""Saved states of a loader: positions in the order of all shards, one for each worker."""
+"""CheckedState states of a loader: positions in the order of all shards, one for each worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import re
 from typing import Any
 
-from grainmill._iterators.saved import Saved, integer
+from grainmill._iterators.base.checked_state import CheckedState, integer
 
 _VERSION = 2
 _STAGE = "state of a `DataLoader`"
@@ -95,7 +95,7 @@ class Numbering:
         Raises:
             ValueError: It was saved with another number of workers, another sampler or source.
         """
-        checked = Saved("a `DataLoader`", saved, _NAMES)
+        checked = CheckedState("a `DataLoader`", saved, _NAMES)
         if saved["version"] != _VERSION:
             raise checked.refusal("`version`", f"must be {_VERSION}", saved["version"])
         self._check(saved, validate=validate)

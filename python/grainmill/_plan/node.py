@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, SupportsIndex, TypeAlias
 
 from grainmill._plan import transforms
-from grainmill._plan.pieces import each_once, in_pieces
+from grainmill._plan.deep_pickling import each_once, in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

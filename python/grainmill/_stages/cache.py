@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._evaluate.evaluated import SKIPPED
-from grainmill._iterators.node import Origin, origins, runs
-from grainmill._iterators.position import Position, of_state, state_at
-from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Finish, Stage, State, StateAfter
+from grainmill._iterators.base.checked_state import CheckedState
+from grainmill._iterators.base.node import Origin, origins, runs
+from grainmill._iterators.base.position import Position, of_state, state_at
+from grainmill._iterators.base.stage import Block, Finish, Stage, State, StateAfter
 from grainmill._iterators.stored_cache import Caching, CachingStage
 from grainmill._lazy_dataclass import lazy_dataclass
 
@@ -149,7 +149,7 @@ class CacheStage(CachingStage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        saved = Saved(self._name, state, ("parent", "position", "cache_filled"))
+        saved = CheckedState(self._name, state, ("parent", "position", "cache_filled"))
         maximum = len(self._memory) if self._filled else sys.maxsize
         position, filled = saved.index("position", maximum), saved.flag("cache_filled")
         initial = self._first_state()

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from grainmill import _native
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.cursor import Cursor
-from grainmill._iterators.cut import NOT_CUT, Cut
+from grainmill._iterators.base.checked_state import CheckedState, integer
+from grainmill._iterators.base.cursor import Cursor
+from grainmill._iterators.base.cut import NOT_CUT, Cut
+from grainmill._iterators.base.node import Regrouping, runs
+from grainmill._iterators.base.position import Position, state_at
+from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._iterators.feature_values import FeatureValues, rows_of
-from grainmill._iterators.node import Regrouping, runs
 from grainmill._iterators.notes import note_stage
-from grainmill._iterators.position import Position, state_at
-from grainmill._iterators.saved import Saved, integer
-from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.arguments import check_at_least, checked_integer, checked_names
 
@@ -331,7 +331,7 @@ class ConcatThenSplitStage(Stage):
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         keys = ("parent_state", "remainder_slices", "elements_from_buffer_after_checkpoint")
-        saved = Saved(self._node, state, keys)
+        saved = CheckedState(self._node, state, keys)
         remainder = self._remainder_of(saved)
         skip = saved.index("elements_from_buffer_after_checkpoint")
         cut = Cut.of(saved["elements_from_buffer_after_checkpoint"])
@@ -346,7 +346,7 @@ class ConcatThenSplitStage(Stage):
         self._cut = cut
         self._num_taken = 0
 
-    def _remainder_of(self, saved: Saved) -> _Slices:
+    def _remainder_of(self, saved: CheckedState) -> _Slices:
         slices = saved["remainder_slices"]
         if not isinstance(slices, dict) or set(slices) != set(self._features):
             expected = f"must have the features {self._features}"
@@ -360,7 +360,7 @@ class ConcatThenSplitStage(Stage):
         return [checked.get(name, (0, 0)) for name in self._names]
 
 
-def _checked(saved: Saved, name: str, ends: Any) -> tuple[int, int]:
+def _checked(saved: CheckedState, name: str, ends: Any) -> tuple[int, int]:
     part = f"`remainder_slices` of `{name}`"
     if not isinstance(ends, list | tuple) or len(ends) != len(_NONE):
         raise saved.refusal(part, "must be a list of a start and a stop", ends)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
-from grainmill._iterators.cursor import Cursor
-from grainmill._iterators.node import Length, Passing, runs
-from grainmill._iterators.position import end_at
-from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.base.checked_state import CheckedState
+from grainmill._iterators.base.cursor import Cursor
+from grainmill._iterators.base.node import Length, Passing, runs
+from grainmill._iterators.base.position import end_at
+from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.random_access import PRACTICALLY_ENDLESS
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from grainmill._dataset.element_types import AnyDataset
-    from grainmill._iterators.stage import StateAfter
+    from grainmill._iterators.base.stage import StateAfter
     from grainmill._plan.node import Node
 
 
@@ -118,7 +118,7 @@ class LimitStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        saved = Saved(self._node, state, ("parent", "count_elements_read"))
+        saved = CheckedState(self._node, state, ("parent", "count_elements_read"))
         count = saved.index("count_elements_read", self._limit)
         self._cursor.restore(saved["parent"])
         self._reset(count)

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from grainmill import _native
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.cursor import Cursor
-from grainmill._iterators.cut import NOT_CUT, Cut
+from grainmill._iterators.base.checked_state import CheckedState
+from grainmill._iterators.base.cursor import Cursor
+from grainmill._iterators.base.cut import NOT_CUT, Cut
+from grainmill._iterators.base.node import Regrouping, runs
+from grainmill._iterators.base.position import Position, end_at, of_state, state_at
+from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._iterators.feature_values import FeatureValues, rows_of
-from grainmill._iterators.node import Regrouping, runs
 from grainmill._iterators.notes import note_stage
-from grainmill._iterators.position import Position, end_at, of_state, state_at
-from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.arguments import check_at_least, checked_integer, checked_names, leaves
 
@@ -398,7 +398,7 @@ class FitPackStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        saved = Saved(self._node, state, ("parent", "next_row", "counter"))
+        saved = CheckedState(self._node, state, ("parent", "next_row", "counter"))
         next_row = saved.index("next_row", self._node.num_packing_bins)
         counter = saved.index("counter", minimum=next_row)
         self._cut = Cut.of(saved["next_row"])

@@ -11,13 +11,13 @@ from grainmill._checkpoint.ends import CutCount
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.cursor import END, Cursor
-from grainmill._iterators.cut import Cut
-from grainmill._iterators.node import Regrouping, runs
+from grainmill._iterators.base.checked_state import CheckedState
+from grainmill._iterators.base.cursor import END, Cursor
+from grainmill._iterators.base.cut import Cut
+from grainmill._iterators.base.node import Regrouping, runs
+from grainmill._iterators.base.position import Position, state_at
+from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._iterators.notes import note_stage
-from grainmill._iterators.position import Position, state_at
-from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.batching import checked_batch_size
 from grainmill._plan.spec import in_rows
@@ -246,7 +246,7 @@ class RebatchStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        saved = Saved(self._node, state, ("parent", "batch_idx"))
+        saved = CheckedState(self._node, state, ("parent", "batch_idx"))
         row = Cut.of(saved["batch_idx"]).noted(saved.index("batch_idx"))
         self._cursor.restore(saved["parent"])
         self._reset(row)

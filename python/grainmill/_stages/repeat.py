@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
-from grainmill._iterators.cursor import Cursor
-from grainmill._iterators.node import Length, Passing, runs
-from grainmill._iterators.position import Position, end_at, state_at
-from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.base.checked_state import CheckedState
+from grainmill._iterators.base.cursor import Cursor
+from grainmill._iterators.base.node import Length, Passing, runs
+from grainmill._iterators.base.position import Position, end_at, state_at
+from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.random_access import ENDLESS, checked_epochs
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from grainmill._dataset.element_types import AnyDataset
-    from grainmill._iterators.stage import StateAfter
+    from grainmill._iterators.base.stage import StateAfter
     from grainmill._plan.node import Node
 
 
@@ -139,7 +139,7 @@ class RepeatStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        saved = Saved(self._node, state, ("parent", "epoch"))
+        saved = CheckedState(self._node, state, ("parent", "epoch"))
         maximum = sys.maxsize if self._num_epochs is None else self._num_epochs
         epoch = saved.index("epoch", maximum)
         self._first_state()

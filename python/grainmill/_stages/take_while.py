@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.cursor import Cursor
-from grainmill._iterators.node import Length, Passing, runs
+from grainmill._iterators.base.checked_state import CheckedState
+from grainmill._iterators.base.cursor import Cursor
+from grainmill._iterators.base.node import Length, Passing, runs
+from grainmill._iterators.base.position import Position, state_at
+from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._iterators.notes import note_stage
-from grainmill._iterators.position import Position, state_at
-from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan import transforms
 from grainmill._plan.node import Node, function_of, transform_name
@@ -129,7 +129,7 @@ class TakeWhileStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        saved = Saved(self._node, state, ("parent", "ended"))
+        saved = CheckedState(self._node, state, ("parent", "ended"))
         ended = saved.flag("ended")
         self._cursor.restore(saved["parent"])
         self._ended = ended

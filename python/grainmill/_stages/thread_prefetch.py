@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from grainmill._dataset.element_types import T, T_co
 from grainmill._dataset.iter_dataset import IterDataset, PlannedIterDataset, node_of
 from grainmill._iterators.thread_prefetch import ThreadPrefetch
-from grainmill._iterators.worker_shards import MultithreadPrefetch
+from grainmill._iterators.workers.worker_shards import MultithreadPrefetch
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.slicing import check_sliceable
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
-from grainmill._iterators.cursor import Cursor
-from grainmill._iterators.cut import NOT_CUT, Cut
-from grainmill._iterators.node import Regrouping, runs
-from grainmill._iterators.position import Position, end_at, state_at
-from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.base.checked_state import CheckedState
+from grainmill._iterators.base.cursor import Cursor
+from grainmill._iterators.base.cut import NOT_CUT, Cut
+from grainmill._iterators.base.node import Regrouping, runs
+from grainmill._iterators.base.position import Position, end_at, state_at
+from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._native import window_order
 from grainmill._plan import random_access
@@ -182,7 +182,7 @@ class WindowShuffleStage(Stage):
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         keys = ("parent_window_start_state", "window_index", "pos_in_window")
-        saved = Saved(self._node, state, keys)
+        saved = CheckedState(self._node, state, keys)
         index, position = saved.index("window_index"), saved.index("pos_in_window", self._size)
         cut = Cut.of(saved["pos_in_window"])
         self._cursor.restore(saved["parent_window_start_state"])

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 from grainmill._dataset.element_types import A, B, C, T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
-from grainmill._iterators.cursor import END, Cursor
-from grainmill._iterators.lazy_block import PULL_SIZE, lazy_block
-from grainmill._iterators.node import UNKNOWN, Length, Origin, SequentialNode, origins, runs, starts
-from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.base.checked_state import CheckedState
+from grainmill._iterators.base.cursor import END, Cursor
+from grainmill._iterators.base.lazy_block import PULL_SIZE, lazy_block
+from grainmill._iterators.base.node import (
+    UNKNOWN,
+    Length,
+    Origin,
+    SequentialNode,
+    origins,
+    runs,
+    starts,
+)
+from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan import random_access
 
@@ -20,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grainmill._dataset.element_types import AnyDataset
-    from grainmill._iterators.position import Position
+    from grainmill._iterators.base.position import Position
     from grainmill._plan.node import Node
 
 
@@ -222,7 +230,7 @@ class ZipStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        saved = Saved(self._node, state, ("parents",))
+        saved = CheckedState(self._node, state, ("parents",))
         parents = saved.list_of("parents", len(self._cursors), "the datasets that are zipped")
         for cursor, parent_state in zip(self._cursors, parents, strict=True):
             cursor.restore(parent_state)

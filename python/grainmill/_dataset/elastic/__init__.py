@@ -1,0 +1,1 @@
+"""Iteration that another number of processes can continue."""

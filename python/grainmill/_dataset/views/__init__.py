@@ -1,0 +1,1 @@
+"""What datasets and iterators show of themselves: texts, drawings, progress, statistics."""

@@ -1,0 +1,67 @@
+"""What is known of each stage of a plan before it runs: its length, and where it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grainmill._evaluate.compile import runs_in_engine
+from grainmill._iterators.base.node import CALLER, UNKNOWN, Length, SequentialNode
+from grainmill._plan.node import MapNode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from grainmill._plan.node import Node
+
+
+def runs_in(node: Node) -> str:
+    """What computes the elements of `node`."""
+    if isinstance(node, MapNode):
+        return "Rust" if runs_in_engine(node) else "Python"
+    return "Rust" if isinstance(node, SequentialNode) and node.is_native else "Python"
+
+
+def state_of(node: Node) -> str:
+    """What a state holds of `node`; empty if nothing."""
+    return node.saves if isinstance(node, SequentialNode) else ""
+
+
+def place_of(node: Node, place: str = CALLER) -> dict[int, str]:
+    """Where each node of a plan that runs at `place` runs, by its `id`."""
+    places = {id(node): place}
+    pending = [node]
+    while pending:
+        reader = pending.pop()
+        place = places[id(reader)]
+        if isinstance(reader, SequentialNode):
+            place = reader.place_of_parents(place)
+        for parent in reader.parents:
+            if id(parent) not in places:
+                places[id(parent)] = place
+                pending.append(parent)
+    return places
+
+
+def joined_length(node: Node) -> dict[int, str]:
+    """The number of elements of each node of a plan, by its `id`."""
+    lengths: dict[int, Length] = {}
+    pending = [(node, False)]
+    while pending:
+        step, parents_known = pending.pop()
+        if id(step) in lengths:
+            continue
+        if parents_known or isinstance(step, MapNode):
+            lengths[id(step)] = _length(step, [lengths.get(id(p), UNKNOWN) for p in step.parents])
+        if not parents_known:
+            pending.append((step, True))
+            pending += [(parent, False) for parent in step.parents]
+    return {key: str(length) for key, length in lengths.items()}
+
+
+def _length(node: Node, parents: Sequence[Length]) -> Length:
+    if isinstance(node, SequentialNode):
+        return node.num_elements(parents)
+    try:
+        return Length(node.length) if isinstance(node, MapNode) else UNKNOWN
+    except Exception:  # a user's dataset or source may have none
+        return UNKNOWN

@@ -1,0 +1,1 @@
+"""Elements, records and columns stacked to batches."""

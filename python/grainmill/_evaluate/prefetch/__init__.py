@@ -1,0 +1,1 @@
+"""Elements computed ahead of the consumer: blocks in order, by the caller, threads or processes."""

@@ -1,0 +1,169 @@
+"""Worker processes of a node, and tasks for them: sent ahead, their results taken in order."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from grainmill._evaluate.prefetch.ahead import Ahead
+from grainmill._plan.closing import closed_error
+from grainmill._stats.thread_clock import ThreadUse
+from grainmill._workers.pool import PendingResult, WorkerPool
+from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from grainmill._plan.node import Node
+    from grainmill._stats.meters import Recorder
+    from grainmill._workers.pool import Result
+
+
+class Workers:
+    """The workers of one node; started when first needed, and again after one has died.
+
+    Args:
+        node: The node.
+        recorder: Takes their reports, and the waits while they start.
+        new_pool: Starts them; its argument says whether they are the first.
+        waited: Takes the seconds of each wait for a result.
+
+    Attributes:
+        cancelled: Whether `cancel` was called.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        recorder: Recorder,
+        new_pool: Callable[[bool], WorkerPool],
+        waited: Callable[[float], object],
+    ) -> None:
+        self.cancelled = False
+        self._node, self._recorder = node, recorder
+        self._new_pool, self._waited = new_pool, waited
+        self._pool: WorkerPool | None = None
+        self._num_pools = 0
+        self._num_starting = 0  # results until all workers have returned one, about
+
+    def pool(self) -> WorkerPool:
+        """The running workers, started if there are none.
+
+        Raises:
+            ValueError: `cancel` was called.
+        """
+        if not self.cancelled and (self._pool is None or self._pool.closed):
+            self._num_pools += 1
+            self._pool = self._new_pool(self._num_pools == 1)
+            self._num_starting = self._pool.num_workers
+        if self.cancelled or self._pool is None:  # `cancel` may have found no pool yet
+            raise closed_error()
+        return self._pool
+
+    def wait(self, pool: WorkerPool, pending: PendingResult) -> Result:
+        """Waits for a result; records for how long, and the report that came with it."""
+        if pending.is_done:
+            result = pool.wait(pending)
+        else:
+            use = ThreadUse() if self._num_starting > 0 else None
+            started_s = time.perf_counter()
+            result = pool.wait(pending)
+            waited_s = time.perf_counter() - started_s
+            self._waited(waited_s)
+            if use is not None:
+                self._recorder.started(self._node, waited_s, use.read())
+        self._num_starting -= 1
+        report = result.extra[-1] if result.extra else None
+        if report is not None:
+            self._recorder.report(self._node, pending.worker, report)
+        return result
+
+    def cancel(self) -> None:
+        """See `Stage.cancel`."""
+        self.cancelled = True
+        pool = self._pool
+        if pool is not None:
+            pool.disconnect()
+
+    def close(self) -> None:
+        """Ends the workers; a later request starts new ones."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def give_up(self) -> None:
+        """Ends them as one has died, or an interrupt may have lost a message."""
+        if not self.cancelled:  # else the closing thread waits for them
+            self.close()
+
+
+class Consumer(Protocol):
+    """Who submits tasks and takes their results."""
+
+    def submit_tasks(self, pool: WorkerPool) -> None:
+        """Submits tasks until enough are ahead."""
+
+    def tasks_lost(self) -> int:
+        """Notes that all tasks ended with their workers; returns the position to start at."""
+
+
+class WorkerTasks(Ahead[PendingResult]):
+    """The tasks of one consumer for workers, which may have tasks of others, too.
+
+    If one dies, or an interrupt may have lost a message, all are ended, and with them all tasks:
+    new ones get those again. The consumer is passed to each call: kept here, it would live until
+    the next garbage collection.
+    """
+
+    def __init__(self, workers: Workers) -> None:
+        super().__init__()
+        self._workers = workers
+        self._pool: WorkerPool | None = None  # which has the tasks
+
+    def submit(self, worker: int, task: Any, element_range: tuple[int, int] | None = None) -> None:
+        """Sends a task to a worker; for `Consumer.submit_tasks`."""
+        pool = self._pool or self._workers.pool()
+        try:
+            self.add(pool.submit(worker, task, element_range))
+        except BaseException:
+            self._workers.give_up()
+            raise
+
+    def start(self, consumer: Consumer) -> None:
+        """Makes workers run and `consumer` submit tasks."""
+        pool = self._workers.pool()
+        if pool is not self._pool:
+            if self._pool is not None:
+                self.drop(consumer.tasks_lost())
+            self._pool = pool
+        consumer.submit_tasks(pool)
+
+    def take(self, consumer: Consumer) -> tuple[Result, int]:
+        """Waits for the result of the first task, and removes that; also returns its `count`.
+
+        Raises:
+            BaseException: A worker has died, or an interrupt came. The next call starts new ones.
+        """
+        while True:
+            pool = self._pool
+            if not self.tasks or pool is None or pool.closed:
+                self.start(consumer)
+                continue
+            try:
+                result = self._workers.wait(pool, self.tasks[0])
+                return result, self.tasks.popleft().count
+            except BaseException as failure:
+                self._workers.give_up()
+                if not self._workers.cancelled:
+                    self.drop(consumer.tasks_lost())
+                if not isinstance(failure, ForkUnavailableError):
+                    raise
+                disable_fork(failure)
+
+    def drop(self, position: int) -> None:
+        """See `Ahead.drop`."""
+        pool, self._pool = self._pool, None
+        if pool is not None and not pool.closed:
+            for pending in self.tasks:
+                pool.discard(pending)
+        super().drop(position)

@@ -1,0 +1,1 @@
+"""What gives the elements or records at given indices: files, objects, caches, groups."""

@@ -1,0 +1,1 @@
+"""What sequential stages are made of: nodes, blocks, positions, cursors, checked states."""

@@ -1,0 +1,1 @@
+"""Sequential stages in worker processes, each a share of the plan upstream."""

@@ -1,0 +1,220 @@
+"""The job of worker processes that each run a sequential pipeline."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from grainmill._evaluate.batches.batch_blocks import block_len, byte_len
+from grainmill._evaluate.prefetch import tuning
+from grainmill._evaluate.prefetch.block_job import set_up_worker
+from grainmill._iterators.base.cursor import END, Cursor
+from grainmill._iterators.base.position import Position, no_state, state_at
+from grainmill._iterators.metering import PullMeter
+from grainmill._iterators.open import open_plan
+from grainmill._stats.meters import WorkerReport
+from grainmill._stats.worker_reporter import WorkerReporter
+from grainmill._workers import messages
+from grainmill._workers.worker import Job, Outcome, Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from grainmill._evaluate.context import Context
+    from grainmill._iterators.base.stage import Stage, State
+    from grainmill._iterators.workers.shares import WorkersNode
+    from grainmill._workers.worker import WorkerContext
+
+# Elements that are computed within `_BLOCK_S` are sent together, whatever the buffer's size.
+_BLOCK_S = 0.002
+BLOCK_LEN = 64
+# Tasks in flight per worker.
+TASKS = 2
+# Slots of a worker: for those, for the result in use, for one being returned, and a free one.
+RESULTS = TASKS + 3
+
+
+class StartPoint(NamedTuple):
+    """A pickled state to continue from, and how many elements were delivered before it.
+
+    These are counted from the start of the plan if `from_start`, else from a restored state.
+    """
+
+    state: bytes
+    num_delivered: int
+    from_start: bool
+
+
+class PipelineTask(NamedTuple):
+    """A request for the next elements.
+
+    Attributes:
+        start: Where to start; `None` to continue after the previous task.
+        num_elements: How many to compute at least, unless the plan ends or they are large.
+        max_elements: How many to compute at most, while they are computed quickly.
+    """
+
+    start: StartPoint | None
+    num_elements: int
+    max_elements: int
+
+
+class PickledPositions:
+    """The pickled positions after a worker's elements: a `state_after` that counts from 1.
+
+    They are unpickled when a state is requested. The state of 100 interleaved datasets has some
+    hundred dicts, and one element changes one of these; 64 positions share all the rest.
+    """
+
+    __slots__ = ("_points", "_text")
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._points: list[Position] | None = None
+
+    def __call__(self, count: int) -> State:
+        if self._points is None:
+            self._points = messages.loads(self._text)
+        return state_at(self._points[count - 1])
+
+
+# Returned with the elements: their pickled positions; now and then a report on the worker.
+Extra: TypeAlias = tuple[bytes, WorkerReport | None]
+
+
+def pickled_positions(points: list[Position]) -> bytes:
+    """The argument of `PickledPositions`."""
+    try:
+        return pickle.dumps(points, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # a user's state may have objects of classes of the main script
+        try:
+            return messages.dumps(points)
+        except Exception as failure:  # raised if a state is requested
+            text = f"a worker cannot send its state: {type(failure).__name__}: {failure}"
+            return pickle.dumps([(no_state(text), 0)] * len(points), pickle.HIGHEST_PROTOCOL)
+
+
+class PipelineJob(Job):
+    """Runs one sequential plan in each worker.
+
+    Args:
+        node: The node of the workers. Each takes its own share of the plan: a user's own dataset
+            may have to copy itself for each.
+        context: Options of the whole pipeline.
+        task_bytes: About how many bytes the elements of a task may take, unless one alone takes
+            more.
+    """
+
+    index_byte_len = tuning.WORKERS_INDEX_BYTES
+
+    def __init__(self, node: WorkersNode, context: Context, task_bytes: int) -> None:
+        self._node = node
+        self._context = context
+        self._task_bytes = task_bytes
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """See `Job.modules`."""
+        nodes = {type(node).__module__ for node in self._node.walk()}
+        return (type(self).__module__, *sorted(nodes))
+
+    def open(self, place: WorkerContext) -> Runner:
+        """See `Job.open`."""
+        set_up_worker(place, self._node.worker_init_fn)
+        place.arena.limit_free(RESULTS * self._task_bytes)
+        plan = self._node.shard(place.worker)
+        stage = open_plan(plan, self._context)
+        reporter = WorkerReporter(self._context.recorder, plan)
+        return _PipelineRunner(stage, place, reporter, self._task_bytes)
+
+
+class _PipelineRunner(Runner):
+    """Runs tasks on a stage, and counts its elements.
+
+    Messages number elements as the consumer counts them: one of each worker in turn, which holds
+    as long as no worker has reached its end.
+    """
+
+    def __init__(
+        self, stage: Stage, context: WorkerContext, reporter: WorkerReporter, task_bytes: int
+    ) -> None:
+        self._task_bytes = task_bytes
+        self._cursor = Cursor(stage)
+        self._context = context
+        self._reporter = reporter
+        self._meter = None if stage.recorder is None else PullMeter(stage, stage.recorder)
+        self._count = 0
+
+    def _number(self, count: int) -> int:
+        return count * self._context.num_workers + self._context.worker
+
+    def _start(self, start: StartPoint) -> None:
+        self._cursor.restore(messages.loads(start.state))
+        self._count = start.num_delivered
+        if not start.from_start:
+            with contextlib.suppress(Exception):  # elements may have no index
+                self._count = self._cursor.next_index()
+
+    def run(self, task: PipelineTask) -> Outcome:
+        """See `Runner.run`."""
+        first = self._count
+        elements: list[Any] = []
+        points: list[Position] = []
+        try:
+            if task.start is not None:
+                self._start(task.start)
+                first = self._count
+            self._reporter.start_task()
+            started_s = time.perf_counter()
+            meter = self._meter
+            is_timed = meter is not None and meter.starts()
+            try:
+                self._compute(task, started_s + _BLOCK_S, elements, points)
+            finally:
+                if meter is not None:
+                    meter.finish(len(elements), is_timed=is_timed)
+            pickled = pickled_positions(points)
+        except BaseException as failure:
+            return self._outcome(elements, failure, first, pickled_positions(points))
+        self._cursor.release_taken()  # unreferenced arrays are sent without a copy
+        report = self._reporter.report(time.perf_counter() - started_s, len(elements))
+        return self._outcome(elements, None, first, pickled, report)
+
+    def _compute(
+        self, task: PipelineTask, deadline: float, elements: list[Any], points: list[Position]
+    ) -> None:
+        """Appends the next elements to `elements`, and their positions to `points`.
+
+        Whenever their number has doubled, the size of the last one limits how many more there are.
+        """
+        max_elements, measured_at = task.max_elements, 1
+        while True:
+            self._context.mark(self._number(self._count))
+            element = self._cursor.next()
+            if element is END:
+                break
+            self._count += 1
+            elements.append(element)
+            points.append(self._cursor.position())
+            count = len(elements)
+            if count == measured_at:
+                measured_at *= 2
+                max_elements = block_len(byte_len(element), max_elements, self._task_bytes)
+            if count >= max_elements:
+                break
+            if count >= task.num_elements and time.perf_counter() > deadline:
+                break
+
+    def _outcome(
+        self,
+        elements: list[Any],
+        failure: BaseException | None,
+        first: int,
+        positions: bytes,
+        report: WorkerReport | None = None,
+    ) -> Outcome:
+        extra: Extra = (positions, report)
+        stride = self._context.num_workers
+        return Outcome(elements, failure, self._number(first), extra, stride=stride)
