@@ -27,7 +27,7 @@ class Ahead(Generic[AnyTask]):
     How far they may be ahead is said at each start, so limits may change at any time.
 
     Attributes:
-        tasks: They, in order.
+        tasks: The tasks, in order.
         until: The position of the next task: after their elements.
     """
 
