@@ -52,6 +52,8 @@ class InOrder(Copying):
         return count, float(self._num_read - before)
 
     def skip(self, count: int) -> int:
+        if not count:  # what opening has read belongs to the records that are copied
+            return 0
         skipped = self._stream.skip(count)
         self._num_read = self._stream.stored_offset
         return skipped

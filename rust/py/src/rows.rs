@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use grainmill_core::batch::count_copied;
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyEllipsis, PyList, PySlice, PyString, PyTuple, PyType};
@@ -388,11 +389,13 @@ impl<'py> Put<'_, 'py> {
         let mut added = Vec::new();
         for column in self.columns {
             match column {
-                Column::Small(mut rows) if self.hot => {
-                    // As many rows are likely to follow once their records are read.
-                    rows.prefetch_for_write(self.num_elements, self.num_elements);
+                Column::Small(mut rows) => {
+                    count_copied(rows.row_len * self.num_elements);
+                    if self.hot {
+                        // As many rows are likely to follow once their records are read.
+                        rows.prefetch_for_write(self.num_elements, self.num_elements);
+                    }
                 }
-                Column::Small(_) => {}
                 Column::Values(list, values) => added.push((list, values)),
                 Column::Large(array, mut values) => {
                     let mut num_copied = copy_values(array.clone(), &values, self.at, self.hot)?;

@@ -32,4 +32,4 @@ mod stack;
 
 pub use arena::{Arena, Slot, poison_by_default};
 pub use remote_slots::{BorrowedSlot, RemoteSlots, after_fork, before_fork};
-pub use stack::{copied_bytes, copy_rows, copy_rows_shared};
+pub use stack::{copied_bytes, copy_rows, copy_rows_shared, count_copied};

@@ -11,9 +11,14 @@ const MIN_SHARE_LEN: usize = 512 << 10;
 
 static COPIED: AtomicU64 = AtomicU64::new(0);
 
-/// Bytes that [`copy_rows`] has copied in this process.
+/// Bytes that were copied to rows in this process.
 pub fn copied_bytes() -> u64 {
     COPIED.load(Ordering::Relaxed)
+}
+
+/// Counts bytes that were copied to rows by other means than [`copy_rows`].
+pub fn count_copied(byte_len: usize) {
+    COPIED.fetch_add(byte_len as u64, Ordering::Relaxed);
 }
 
 /// Copies `rows`, each of `row_len` bytes, into consecutive rows of `out`.
@@ -46,7 +51,7 @@ pub fn copy_rows_shared<'a>(rows: &[Bytes<'_>], row_len: usize, out: impl Into<D
 fn checked<'a>(rows: &[Bytes<'_>], row_len: usize, out: Destination<'a>) -> Destination<'a> {
     assert!(rows.iter().all(|row| row.len() == row_len), "a row differs in length");
     assert_eq!(Some(out.len()), rows.len().checked_mul(row_len), "rows do not fill `out`");
-    COPIED.fetch_add(out.len() as u64, Ordering::Relaxed);
+    count_copied(out.len());
     out
 }
 

@@ -1,6 +1,7 @@
 //! A file whose records a scan has found.
 
 use std::mem::MaybeUninit;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::super::checksum::UnverifiedRecord;
@@ -19,7 +20,7 @@ use super::compression::{Compression, HEAD_LEN};
 use super::framing::Framing;
 use super::index::{Index, extent};
 use super::index_file::{Identity, IndexPlaces, ends_hash, identity};
-use super::inflate::{self, Input};
+use super::inflate;
 use super::scan::{ScanError, scan};
 use super::stream::Points;
 use crate::{Error, Result};
@@ -47,7 +48,7 @@ impl<F: Framing> Format for ScannedFormat<F> {
         let (ends_hash, head) = ends_hash(reader, stored.byte_len())?;
         let compression = match self.compression {
             Some(compression) => compression,
-            None => self.compression(&*stored, reader, &head)?,
+            None => self.compression(stored.path(), &head)?,
         };
         if compression == Compression::Zstd {
             return Err(Error::Corrupt {
@@ -80,18 +81,12 @@ impl<F: Framing> Format for ScannedFormat<F> {
 }
 
 impl<F: Framing> ScannedFormat<F> {
-    /// The compression of a file that begins with `head`; what it decompresses to is not of another kind.
-    fn compression(
-        &self,
-        stored: &dyn StoredFile,
-        reader: Reader<'_>,
-        head: &[u8],
-    ) -> Result<Compression> {
-        let compression = self.framing.compression(stored.path(), head)?;
+    /// The compression of a file that begins with `head`; what that decompresses to is not of another
+    /// kind.
+    fn compression(&self, path: &Path, head: &[u8]) -> Result<Compression> {
+        let compression = self.framing.compression(path, head)?;
         if matches!(compression, Compression::Gzip | Compression::Zlib) {
-            let input = Input::of_file(head, reader, stored.byte_len());
-            let content = inflate::head(input, compression, HEAD_LEN)?;
-            self.framing.check_content(stored.path(), &content)?;
+            self.framing.check_content(path, &inflate::head(head, compression, HEAD_LEN))?;
         }
         Ok(compression)
     }

@@ -13,7 +13,7 @@ use super::super::forward_reads::ForwardReads;
 use super::super::raw_bytes::grow_to;
 use super::super::storage::Reader;
 use super::compression::Compression;
-use crate::{Error, Result};
+use crate::Error;
 
 /// How far back deflate refers.
 pub(super) const WINDOW_LEN: usize = 32 << 10;
@@ -83,10 +83,10 @@ struct Rest<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// The bytes of a file of `byte_len`, of which the first are `head`.
-    pub(super) fn of_file(head: &'a [u8], reader: Reader<'a>, byte_len: u64) -> Self {
+    /// The bytes of a file of `byte_len`.
+    pub(super) fn of_file(reader: Reader<'a>, byte_len: u64) -> Self {
         let rest = Some(Rest { reader, byte_len, reads: ForwardReads::default() });
-        Self { rest, ..Self::of_bytes(head, 0) }
+        Self { rest, ..Self::of_bytes(&[], 0) }
     }
 
     /// `bytes`, which are at `at` in their file.
@@ -142,21 +142,18 @@ enum Phase {
     End,
 }
 
-/// The first bytes of what `input` decompresses to, up to damage; at most `len`.
-///
-/// # Errors
-/// If it cannot be read.
-pub(super) fn head(input: Input<'_>, compression: Compression, len: usize) -> Result<Vec<u8>> {
+/// The first bytes of what a file that begins with `bytes` decompresses to, as far as these tell; at
+/// most `len`.
+pub(super) fn head(bytes: &[u8], compression: Compression, len: usize) -> Vec<u8> {
+    let input = Input::of_bytes(bytes, 0);
     let mut inflate = Inflate::new(input, compression, Boundary::Header, &[]);
     let mut head = Vec::new();
-    while head.len() < len {
-        match inflate.next() {
-            Ok(Some(piece)) => head.extend_from_slice(&piece[..piece.len().min(len - head.len())]),
-            Ok(None) | Err(StreamError::Data(_)) => break,
-            Err(StreamError::File(error)) => return Err(error),
-        }
+    while head.len() < len
+        && let Ok(Some(piece)) = inflate.next()
+    {
+        head.extend_from_slice(&piece[..piece.len().min(len - head.len())]);
     }
-    Ok(head)
+    head
 }
 
 /// A stream that is being decompressed.

@@ -102,7 +102,7 @@ fn scan_stream<F: Framing>(
 ) -> Result<Index, ScanError> {
     let mut scanner = framing.scanner();
     let (mut begins, mut points) = (Offsets::default(), PointsBuilder::new());
-    let input = Input::of_file(&[], reader, byte_len);
+    let input = Input::of_file(reader, byte_len);
     let mut inflate = Inflate::new(input, compression, Boundary::Header, &[]);
     // Where the scanner continues, the bytes from there on that it has seen, and the stream's end.
     let (mut at, mut kept, mut end) = (0_u64, Vec::new(), 0_u64);
