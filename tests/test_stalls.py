@@ -265,7 +265,7 @@ def test_stopped_worker_is_reported_as_one(caplog):
         if caplog.records:
             break
     iterator.close()
-    assert "it has just started, or is stopped" in caplog.records[0].getMessage()
+    assert "it has just started or gone on, or is stopped" in caplog.records[0].getMessage()
 
 
 def computes_little(x):

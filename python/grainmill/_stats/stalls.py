@@ -268,7 +268,7 @@ def _stacks(thread: int | None) -> list[list[CodePlace]]:
 def _shown(stacks: list[list[CodePlace]]) -> list[str]:
     """The users' calls in `stacks` as lines, like those of a traceback; else why there are none."""
     if not stacks:
-        return ["where it is cannot be told: it has just started, or is stopped"]
+        return ["where it is cannot be told: it has just started or gone on, or is stopped"]
     lines = []
     in_users_code = [calls for stack in stacks if (calls := users_calls(stack))]
     for number, calls in enumerate(in_users_code[:_MAX_THREADS]):

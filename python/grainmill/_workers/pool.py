@@ -25,6 +25,7 @@ from grainmill._workers.worker_group import WorkerGroup
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from grainmill._plan.tracebacks import CodePlace
     from grainmill._workers.limits import Limits
     from grainmill._workers.worker import Job
 
@@ -231,10 +232,15 @@ class WorkerPool:
         if elements is not None and self._origin is not None:
             with contextlib.suppress(Exception):  # the report matters more than the origin
                 lines = self._origin(*elements)
-        stacks = functools.partial(self._group.stacks, worker)
+        stacks = functools.partial(self._stacks, worker, self._group.shared_budget.progress(worker))
         requests = functools.partial(self._group.requests, worker)
         doing = self._activity(pending)
         return Awaited(f"worker {worker}", doing, lines, stacks=stacks, requests=requests)
+
+    def _stacks(self, worker: int, progress: int) -> list[list[CodePlace]]:
+        """The calls of a worker; none if it has gone on to another element since `progress`."""
+        stacks = self._group.stacks(worker)
+        return stacks if self._group.shared_budget.progress(worker) == progress else []
 
     def _elements(
         self, pending: PendingResult, last_started: PendingResult | None = None
