@@ -234,7 +234,8 @@ class _Compiler:
             return _object_source(node)
         if node.computed_by is None:
             raise NotImplementedError(f"nothing has `computes({type(node).__name__})`")
-        source: ElementSource[Any] = node.computed_by(node, *map(self._program_of, node.parents))
+        parents = [self._program_of(parent) for parent in node.parents]
+        source: ElementSource[Any] = node.computed_by(node, *parents)
         return source
 
     def _records(self, source: Any) -> element_sources.FileSource | ConvertedRecords:
