@@ -135,7 +135,13 @@ FACE_THREADS = {
 # What `map` and `filter` may call: nothing of Python's, as a `StopIteration` of a signal handler
 # would end them unseen.
 MAPPED = {"None", "id", "int", "is_", "len", "repr", "str", "sum", "type"}
-MAPPED |= {"lock.acquire", "np.concatenate", "opened.read_one", "self._numbers.__getitem__", "str.strip"}
+MAPPED |= {
+    "lock.acquire",
+    "np.concatenate",
+    "opened.read_one",
+    "self._numbers.__getitem__",
+    "str.strip",
+}
 # Where the user has no signal handlers: in commands and workers.
 WITHOUT_HANDLERS = ("_beam/", "_tools/", "_workers/")
 # What computes elements: it asks of each exception of a common class whether a handler raised it.
