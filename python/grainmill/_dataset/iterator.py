@@ -23,7 +23,7 @@ from grainmill._interrupts import (
     suppressed,
 )
 from grainmill._iterators.base.position import Position, copy_state, of_state, state_at
-from grainmill._iterators.base.stage import Block
+from grainmill._iterators.base.stage import NO_BLOCK
 from grainmill._iterators.metering import PullMeter
 from grainmill._iterators.open import open_stage
 from grainmill._iterators.settings import options_of
@@ -345,7 +345,7 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
         self._after: Position | None = None  # `None`: the stages' position, or the start
         self._before: Position | None = None
         self._single = False
-        self._block = Block([], _no_state)  # lazy: its elements are finished one at a time
+        self._block = NO_BLOCK  # lazy: its elements are finished one at a time
         self._offset = 0
         self._changing = False  # the stages are changing position, or were interrupted in that
         self._lock = threading.RLock()
@@ -645,9 +645,8 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
 
     def _reset(self) -> None:
         waiting: list[T_co] = []
-        empty = Block([], _no_state)
         self._waiting, self._after, self._before = waiting, None, None
-        self._block, self._offset, self._changing = empty, 0, False
+        self._block, self._offset, self._changing = NO_BLOCK, 0, False
 
     def _restore_stages(self) -> None:
         """Restores the stages to just after the element delivered last."""
@@ -790,10 +789,6 @@ class ThreadPrefetchDatasetIterator(PipelineDatasetIterator[T_co]):
         stage = ThreadPrefetchStage.around(parent, prefetch_buffer_size)
         name = f"ThreadPrefetchDatasetIterator(prefetch_buffer_size={prefetch_buffer_size})"
         super().__init__(None, stage, name)
-
-
-def _no_state(_: int) -> State:
-    raise AssertionError("an empty block has no state")
 
 
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:

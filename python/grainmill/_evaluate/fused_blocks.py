@@ -114,10 +114,10 @@ class BlockFused(Fused):
         Returns whether it did: not where an element fails, is left out or does not fit, which
         calling this object shows.
         """
-        container, columns = targets.columns or (tuple, [])
-        meter, write = self.meter, self._row_writer
-        if write is None or container not in {dict, None}:
+        found, meter, write = targets.columns, self.meter, self._row_writer
+        if write is None or found is None or found[0] not in {dict, None}:
             return False
+        container, columns = found
         if meter is not None and meter.sees_next:
             return False
         if meter is None or meter.timer.countdown > 0:

@@ -16,7 +16,7 @@ from grainmill._iterators.base.checked_state import CheckedState
 from grainmill._iterators.base.cursor import Cursor
 from grainmill._iterators.base.cut import NOT_CUT, Cut
 from grainmill._iterators.base.node import Regrouping, runs
-from grainmill._iterators.base.position import Position, end_at, of_state, state_at
+from grainmill._iterators.base.position import Position, constant_state, state_at
 from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._iterators.notes import note_stage
@@ -306,7 +306,7 @@ class FitPackStage(Stage):
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`; the block is lazy, since creating a row of views costs time."""
         if not self._has_rows():
-            return end_at(of_state(self.state()))
+            return Block([], constant_state(self.state()))
         first, columns = self._next_row, self._columns or {}
         rows = self._order[first : first + limit]
         self._next_row += len(rows)

@@ -12,7 +12,7 @@ from grainmill._iterators.base.checked_state import CheckedState
 from grainmill._iterators.base.cursor import Cursor
 from grainmill._iterators.base.cut import NOT_CUT, Cut
 from grainmill._iterators.base.node import Regrouping, runs
-from grainmill._iterators.base.position import Position, end_at, state_at
+from grainmill._iterators.base.position import Position, state_at
 from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._native import window_order
@@ -138,7 +138,7 @@ class WindowShuffleStage(Stage):
         last = self._current
         while self._position == len(self._window):
             if not self._fill():
-                return end_at((functools.partial(_state_after, last, last, 0), 0))
+                return Block([], functools.partial(_state_after, last, last, 0))
         begin, index, length = self._position, self._index, len(self._window)
         start = self._filling_start
         elements = self._window[begin : begin + limit]

@@ -175,7 +175,7 @@ class ZipStage(Stage):
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
         if self._ended:
-            return Block([], functools.partial(_end_state, self._positions_before()))
+            return Block([], functools.partial(_state, self._positions_before()))
         if not self._partial:
             count = min(limit, *(cursor.num_ready for cursor in self._cursors))
             if count:
@@ -247,7 +247,3 @@ def _state(points: list[Position], count: int) -> State:
 
 def _last_state(points: list[list[Position]]) -> State:
     return _state(points[-1], 0)
-
-
-def _end_state(points: list[Position], _: int) -> State:
-    return _state(points, 0)

@@ -140,10 +140,11 @@ class BatchBuilder:
         self, columns: dict[str, np.ndarray[Any, Any]]
     ) -> list[np.ndarray[Any, Any]] | None:
         """The arrays of `targets` for rows of `columns`; `None` if they do not fit."""
-        kind, targets = (self.targets and self.targets.columns) or (None, [])
-        if kind is not dict or [key for key, _ in targets] != list(columns):
+        targets = self.targets
+        found = None if targets is None else targets.columns
+        if found is None or found[0] is not dict or [key for key, _ in found[1]] != list(columns):
             return None
-        rows = [target for _, target in targets if type(target) is np.ndarray]
+        rows = [target for _, target in found[1] if type(target) is np.ndarray]
         layout = [(target.shape[1:], target.dtype) for target in rows]
         alike = layout == [(column.shape[1:], column.dtype) for column in columns.values()]
         return rows if alike else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from grainmill._evaluate.evaluated import SKIPPED
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.base.position import constant_state, no_state, state_at
-from grainmill._iterators.base.stage import Block
+from grainmill._iterators.base.stage import NO_BLOCK, Block
 
 if TYPE_CHECKING:
     from grainmill._iterators.base.position import Position
@@ -74,13 +74,6 @@ class _StartState:
                 self._failure = failure
 
 
-def _no_state(_: int) -> State:
-    raise AssertionError("a block is being pulled")
-
-
-_NO_BLOCK: Final = Block([], _no_state)
-
-
 class Cursor:
     """A position among the elements of `stage`; finishes the elements of its lazy blocks.
 
@@ -134,7 +127,7 @@ class Cursor:
     def _pull(self, limit: int) -> bool:
         """Moves to the next block; `False` at the end."""
         start = self._start
-        self._block = _NO_BLOCK  # else a user's iterator would have to save the state before it
+        self._block = NO_BLOCK  # else a user's iterator would have to save the state before it
         if start is not None and self.stage.moves_start:
             held = weakref.ref(start)
             self._start = start = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias
 
 from grainmill._evaluate.evaluated import SKIPPED, Evaluated, evaluated
 from grainmill._evaluate.loops import passed_by
@@ -121,6 +121,14 @@ class Block:
                     append(element)
 
         return evaluated(one_by_one, raw, start)
+
+
+def _no_state(_: int) -> State:
+    raise AssertionError("there is no block")
+
+
+NO_BLOCK: Final = Block([], _no_state)
+"""What stands where there is no block: it has no elements, and no state."""
 
 
 class Stage(abc.ABC):
