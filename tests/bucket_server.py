@@ -13,6 +13,7 @@ import itertools
 import re
 import threading
 import urllib.parse
+import weakref
 from collections import deque
 from email.utils import formatdate
 from xml.sax.saxutils import escape
@@ -89,6 +90,7 @@ class BucketServer:
         self.takes_conditions = True
         self.num_active = self.max_active = 0
         self._tasks = set()
+        self._transports = weakref.WeakSet()
         self.keeps = 0
         """None is answered while fewer are in flight, until none has come for `PATIENCE_S`."""
         self.port, self.latency_s, self.page_len = port, latency_s, page_len
@@ -134,6 +136,8 @@ class BucketServer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for transport in self._transports:  # with data that nobody reads, it would not close
+            transport.abort()
         await asyncio.sleep(0)
 
     async def start(self):
@@ -143,6 +147,7 @@ class BucketServer:
 
     def _accepted(self, reader, writer):
         """Serves a connection; it is closed also if it ends before it was served at all."""
+        self._transports.add(writer.transport)
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -61,6 +61,13 @@ def is_binary(data):
     return re.search(rb"[\0-\x06\x0e-\x1a]", data[:4096]) is not None
 
 
+def begins_as_other(data):
+    """Whether what may be lines begins as text in UTF-16 does, or what gzip, zlib or zstd wrote."""
+    utf_16, gzip_or_zlib = rb"\xff\xfe|\xfe\xff", rb"\x1f\x8b|x[\x01\x5e\x9c\xda]"
+    marks = rb"%s|%s|\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18" % (utf_16, gzip_or_zlib)
+    return re.match(marks, data) is not None
+
+
 def samples(data):
     """The samples of a WebDataset file, in order."""
     found = []

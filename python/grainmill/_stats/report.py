@@ -96,6 +96,7 @@ class Report:
         consumer_s: Seconds of that which are the consumer's own, outside of `next`.
         own_s: Those that are the pipeline's; others are waits for the lock or a core.
         consumer_wait_s: Seconds that the consumer spent in `next`.
+        for_core_s: Seconds in which the consumer waited for a core.
         elapsed_s: Seconds since the consumer first asked for an element.
         elements: Elements delivered to it.
     """
@@ -110,6 +111,7 @@ class Report:
     consumer_s: float
     own_s: float
     consumer_wait_s: float
+    for_core_s: float
     elapsed_s: float
     elements: int
 
@@ -188,8 +190,8 @@ def collected(  # noqa: PLR0917 - in the order of their use
         stages[0].meter.elements = elements
     wait_s = min(of_next.real, elapsed_s) if elapsed_s else of_next.real
     consumer_s = own_cpu_s
+    for_core_s = max(0.0, consumer.times.ready_s - consumer.times.cpu_s)
     if not threads.are_bound(threads.all_ready_s):
-        for_core_s = max(0.0, consumer.times.ready_s - consumer.times.cpu_s)
         rest_s = running_s - share.passed_s - for_core_s
         consumer_s = max(consumer_s, min(rest_s, _MOST_AWAY * away_s))
     elif away_s < math.inf and not lazy:
@@ -206,6 +208,7 @@ def collected(  # noqa: PLR0917 - in the order of their use
         consumer_s,
         share.own_s,
         wait_s,
+        for_core_s,
         elapsed_s,
         elements,
     )

@@ -27,7 +27,8 @@ _SLOW_WORKER = 3.0
 _ENOUGH = 4
 # A worker holds the others up only if it is busy for this share of the time.
 _BUSY_WORKER = 0.5
-# Workers wait for the main process if they are busy for a smaller share of the time.
+# Workers wait for the main process if they are busy for a smaller share of the time, and of what it
+# waited for them: those that are ahead of it, or it has no core, are idle, too.
 _IDLE_WORKERS = 0.25
 
 
@@ -74,7 +75,7 @@ def verdict_on(report: Report, *, has_consumer: bool = True) -> Verdict:
     if report.storage[0] > 0 and slow.storage_s > slow.meter.cpu_s:
         return _storage(report)
     if owner is not None:
-        return _in_workers(slow, owner)
+        return _in_workers(report, slow, owner)
     return _in_process(report, slow)
 
 
@@ -114,14 +115,14 @@ def _storage(report: Report) -> Verdict:
     )
 
 
-def _in_workers(slow: StageReport, owner: StageReport) -> Verdict:
-    workers = {number: report for number, report in owner.workers.items() if report.elements}
-    by_cpu = any(_is_bound(report) for report in workers.values())
+def _in_workers(report: Report, slow: StageReport, owner: StageReport) -> Verdict:
+    workers = {number: worker for number, worker in owner.workers.items() if worker.elements}
+    by_cpu = any(_is_bound(worker) for worker in workers.values())
     costs = {
-        number: (report.cpu_s if by_cpu else _own_s(report)) / report.elements
-        for number, report in workers.items()
+        number: (worker.cpu_s if by_cpu else _own_s(worker)) / worker.elements
+        for number, worker in workers.items()
     }
-    are_known = all(report.elements >= _ENOUGH for report in workers.values())
+    are_known = all(worker.elements >= _ENOUGH for worker in workers.values())
     if len(costs) > 1 and are_known:
         worst = max(costs, key=costs.__getitem__)
         others = _median([cost for number, cost in costs.items() if number != worst])
@@ -134,9 +135,12 @@ def _in_workers(slow: StageReport, owner: StageReport) -> Verdict:
                 f"{_seconds(others)}, and elements are delivered in order; look for what is slow "
                 "in its share of the data or on its core",
             )
-    busy = [report.busy_s / report.alive_s for report in workers.values() if report.alive_s]
+    busy = [worker.busy_s / worker.alive_s for worker in workers.values() if worker.alive_s]
     mean_busy = min(1.0, sum(busy) / len(busy)) if busy else 0.0
-    if mean_busy < _IDLE_WORKERS:
+    busy_s = sum(worker.busy_s for worker in workers.values()) / (len(workers) or 1)
+    waited_s = owner.wait_s - owner.start_s - report.for_core_s
+    keeps_up = slow is owner or busy_s < _IDLE_WORKERS * waited_s
+    if mean_busy < _IDLE_WORKERS and keeps_up:
         return Verdict(
             "workers",
             f"the transfer from the {len(owner.workers)} workers holds the pipeline back: they are "
