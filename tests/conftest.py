@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import effort
@@ -85,6 +86,28 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     sys.path.insert(0, IN_WORKERS)
+
+
+def _are_left():
+    starter = sys.modules.get("grainmill._workers.starter")
+    current = starter and starter._starters._current
+    return current is not None and bool(current._zygotes)
+
+
+def _await(condition, limit_s):
+    until = time.monotonic() + limit_s
+    while not (found := condition()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _no_workers_are_left():
+    """The test that leaves workers fails, not a later one that counts them."""
+    yield
+    if _are_left() and not _await(lambda: not _are_left(), 0.5):
+        gc.collect()
+        assert _await(lambda: not _are_left(), 60), "workers of this test are left"
 
 
 @pytest.hookimpl(tryfirst=True)
