@@ -639,8 +639,8 @@ def test_batches_of_100_mb_fit_beside_a_dev_shm_of_64_mb(tmp_path):
 # --- memory --------------------------------------------------------------------------------------
 
 
-def _slot_bytes():
-    """Bytes of the slots that processes of the pool have mapped, each slot counted once."""
+def _slots():
+    """The bytes of the slots that this process and its workers have mapped, by their inode."""
     byte_lens = {}
     for process in [psutil.Process(), *workers()]:
         try:
@@ -652,11 +652,18 @@ def _slot_bytes():
             if "memfd:grainmill-slot" in path:
                 start, stop = (int(address, 16) for address in addresses.split("-"))
                 byte_lens[inode] = stop - start
-    return sum(byte_lens.values())
+    return byte_lens
+
+
+@pytest.fixture
+def slot_bytes():
+    """Counts the bytes of slots, without those that other tests have left mapped."""
+    others = set(_slots())
+    return lambda: sum(size for inode, size in _slots().items() if inode not in others)
 
 
 @both
-def test_budget_bounds_what_is_held_ready(entrance):
+def test_budget_bounds_what_is_held_ready(entrance, slot_bytes):
     size, budget = 1 << 20, 12 << 20
     ds = grain.MapDataset.range(60).map(lambda x: np.full(size // 8, x))
     kwargs = {"prefetch_buffer_size": 500} if entrance == "read" else {}
@@ -667,7 +674,7 @@ def test_budget_bounds_what_is_held_ready(entrance):
         assert held[-1][0, -1] == x
         time.sleep(0.01)
         # Slots are up to an eighth larger than their contents.
-        max_bytes = max(max_bytes, _slot_bytes() - len(held) * size * 9 // 8)
+        max_bytes = max(max_bytes, slot_bytes() - len(held) * size * 9 // 8)
     assert max_bytes <= budget * 1.1
     assert len({batch.ctypes.data for batch in held}) == 60
     assert [int(batch[0, 0]) for batch in held] == list(range(60))
@@ -676,7 +683,7 @@ def test_budget_bounds_what_is_held_ready(entrance):
 
 @both
 @pytest.mark.parametrize("pause_s", [0.0, 0.02])
-def test_endless_buffer_of_large_elements_fills_within_the_budget(entrance, pause_s):
+def test_endless_buffer_of_large_elements_fills_within_the_budget(entrance, pause_s, slot_bytes):
     size, budget = 1 << 20, 64 << 20
     ds = grain.MapDataset.range(10**6).map(lambda _: np.zeros(size, np.uint8))
     ahead = "prefetch_buffer_size" if entrance == "read" else "per_worker_buffer_size"
@@ -686,7 +693,7 @@ def test_endless_buffer_of_large_elements_fills_within_the_budget(entrance, paus
         assert next(iterator).nbytes == size
         time.sleep(pause_s)
         if turn % 20 == 19:
-            max_bytes = max(max_bytes, _slot_bytes())
+            max_bytes = max(max_bytes, slot_bytes())
     held = sum(process.memory_full_info().pss for process in workers())
     iterator.close()  # before the assertions: other tests count slots too
     # Slots in use stay within the budget, and free slots may take as much again.
@@ -709,20 +716,20 @@ def test_batches_larger_than_the_budget_still_come(entrance):
     iterator.close()
 
 
-def test_batches_dropped_at_once_are_given_back():
+def test_batches_dropped_at_once_are_given_back(slot_bytes):
     size = 1 << 20
     ds = grain.MapDataset.range(10**6).map(lambda x: np.full(size // 8, x))
     iterator = opened(ds, "read", 2, batch_size=1, ram_budget_bytes=24 << 20)
     held = [next(iterator) for _ in range(150)]
-    assert _slot_bytes() >= 150 * size
+    assert slot_bytes() >= 150 * size
     held.clear()
     for _ in range(60):
         next(iterator)
-    assert _slot_bytes() <= 40 * size
+    assert slot_bytes() <= 40 * size
     iterator.close()
 
 
-def test_slots_that_are_not_needed_any_more_are_given_back_without_pressure():
+def test_slots_that_are_not_needed_any_more_are_given_back_without_pressure(slot_bytes):
     size = 1 << 20
     ds = grain.MapDataset.range(10**6).map(lambda x: np.full(size // 8, x))
     iterator = opened(ds, "read", 1, batch_size=1, num_threads=1, prefetch_buffer_size=4)
@@ -730,5 +737,5 @@ def test_slots_that_are_not_needed_any_more_are_given_back_without_pressure():
     held.clear()
     for _ in range(160):
         next(iterator)
-    assert _slot_bytes() <= 20 * size
+    assert slot_bytes() <= 20 * size
     iterator.close()
