@@ -12,7 +12,7 @@ import numpy as np
 
 from grainmill import _native
 from grainmill import _tree as tree
-from grainmill._dataset.element_types import In, Out
+from grainmill._dataset.element_types import In, Out, P, S
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._evaluate.batches.stack import stack
@@ -120,6 +120,15 @@ def _warn_deprecated(operation: Any, instead: str) -> None:
     )
 
 
+def _called(name: str, function: Callable[P, S], *args: P.args, **named: P.kwargs) -> S:
+    """What `function` returns; what it raises comes out as the cause of a `ValueError`."""
+    try:
+        return function(*args, **named)
+    except Exception as error:
+        raise_interrupt(error)
+        raise ValueError(f"PyGrain encountered an error when calling {name} function.") from error
+
+
 def _without_key(record: Record[Any], data: Any) -> Record[Any]:
     return Record(record.metadata.remove_record_key(), data)
 
@@ -138,14 +147,7 @@ class MapOperation(Generic[In, Out]):
     def __call__(self, input_iterator: Iterator[Record[In]]) -> Iterator[Record[Out]]:
         _warn_deprecated(self, "`grainmill.transforms.Map`")
         for record in input_iterator:
-            try:
-                data = self.map_function(record.data)
-            except Exception as error:
-                raise_interrupt(error)
-                raise ValueError(
-                    "PyGrain encountered an error when calling map function."
-                ) from error
-            yield _without_key(record, data)
+            yield _without_key(record, _called("map", self.map_function, record.data))
 
 
 @dataclasses.dataclass
@@ -164,13 +166,7 @@ class RandomMapOperation(Generic[In, Out]):
         _warn_deprecated(self, "`grainmill.transforms.RandomMap`")
         for record in input_iterator:
             rng: Any = record.metadata.rng
-            try:
-                data = self.random_map_function(record.data, rng)
-            except Exception as error:
-                raise_interrupt(error)
-                raise ValueError(
-                    "PyGrain encountered an error when calling random map function."
-                ) from error
+            data = _called("random map", self.random_map_function, record.data, rng)
             yield _without_key(record, data)
 
 
@@ -188,14 +184,7 @@ class FilterOperation(Generic[In]):
     def __call__(self, input_iterator: Iterator[Record[In]]) -> Iterator[Record[In]]:
         _warn_deprecated(self, "`grainmill.transforms.Filter`")
         for record in input_iterator:
-            try:
-                passes = self.condition_function(record.data)
-            except Exception as error:
-                raise_interrupt(error)
-                raise ValueError(
-                    "PyGrain encountered an error when calling condition function."
-                ) from error
-            if passes:
+            if _called("condition", self.condition_function, record.data):
                 yield _without_key(record, record.data)
 
 
