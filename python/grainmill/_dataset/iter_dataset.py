@@ -146,75 +146,39 @@ class IterDataset(
     ) -> IterDataset[S]: ...
     @overload
     def batch(
-        self: IterDataset[Never],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: IterDataset[Never], batch_size: int, *, drop_remainder: bool = False
     ) -> IterDataset[Any]: ...
     @overload
     def batch(
-        self: IterDataset[NDArray[D]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: IterDataset[NDArray[D]], batch_size: int, *, drop_remainder: bool = False
     ) -> IterDataset[NDArray[D]]: ...
     @overload
     def batch(
-        self: IterDataset[Leaf],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: IterDataset[Leaf], batch_size: int, *, drop_remainder: bool = False
     ) -> IterDataset[NDArray[Any]]: ...
     @overload
     def batch(
-        self: IterDataset[Mapping[K, Never]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: IterDataset[Mapping[K, Never]], batch_size: int, *, drop_remainder: bool = False
     ) -> IterDataset[dict[K, Any]]: ...
     @overload
     def batch(
-        self: IterDataset[dict[K, object]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: IterDataset[dict[K, object]], batch_size: int, *, drop_remainder: bool = False
     ) -> IterDataset[dict[K, Any]]: ...
     @overload
     def batch(
-        self: IterDataset[dict[K, NDArray[D]]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: IterDataset[dict[K, NDArray[D]]], batch_size: int, *, drop_remainder: bool = False
     ) -> IterDataset[dict[K, NDArray[D]]]: ...
     @overload
     def batch(
-        self: IterDataset[Mapping[K, Leaf]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: IterDataset[Mapping[K, Leaf]], batch_size: int, *, drop_remainder: bool = False
     ) -> IterDataset[dict[K, NDArray[Any]]]: ...
     @overload
     def batch(
-        self: IterDataset[tuple[Never, object]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: IterDataset[tuple[Never, object]], batch_size: int, *, drop_remainder: bool = False
     ) -> IterDataset[tuple[Any, Any]]: ...
     @overload
     def batch(
-        self: IterDataset[tuple[object, Never]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: IterDataset[tuple[object, Never]], batch_size: int, *, drop_remainder: bool = False
     ) -> IterDataset[tuple[Any, Any]]: ...
     @overload
     def batch(
@@ -222,15 +186,10 @@ class IterDataset(
         batch_size: int,
         *,
         drop_remainder: bool = False,
-        batch_fn: None = None,
     ) -> IterDataset[tuple[NDArray[D], NDArray[D2]]]: ...
     @overload
     def batch(
-        self: IterDataset[tuple[Leaf, Leaf]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: IterDataset[tuple[Leaf, Leaf]], batch_size: int, *, drop_remainder: bool = False
     ) -> IterDataset[tuple[NDArray[Any], NDArray[Any]]]: ...
     @overload
     def batch(

@@ -264,75 +264,39 @@ class MapDataset(Shown, grain_classes.MapDataset, Generic[T_co], metaclass=MapDa
     ) -> MapDataset[S]: ...
     @overload
     def batch(
-        self: MapDataset[Never],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: MapDataset[Never], batch_size: int, *, drop_remainder: bool = False
     ) -> MapDataset[Any]: ...
     @overload
     def batch(
-        self: MapDataset[NDArray[D]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: MapDataset[NDArray[D]], batch_size: int, *, drop_remainder: bool = False
     ) -> MapDataset[NDArray[D]]: ...
     @overload
     def batch(
-        self: MapDataset[Leaf],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: MapDataset[Leaf], batch_size: int, *, drop_remainder: bool = False
     ) -> MapDataset[NDArray[Any]]: ...
     @overload
     def batch(
-        self: MapDataset[Mapping[K, Never]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: MapDataset[Mapping[K, Never]], batch_size: int, *, drop_remainder: bool = False
     ) -> MapDataset[dict[K, Any]]: ...
     @overload
     def batch(
-        self: MapDataset[dict[K, object]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: MapDataset[dict[K, object]], batch_size: int, *, drop_remainder: bool = False
     ) -> MapDataset[dict[K, Any]]: ...
     @overload
     def batch(
-        self: MapDataset[dict[K, NDArray[D]]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: MapDataset[dict[K, NDArray[D]]], batch_size: int, *, drop_remainder: bool = False
     ) -> MapDataset[dict[K, NDArray[D]]]: ...
     @overload
     def batch(
-        self: MapDataset[Mapping[K, Leaf]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: MapDataset[Mapping[K, Leaf]], batch_size: int, *, drop_remainder: bool = False
     ) -> MapDataset[dict[K, NDArray[Any]]]: ...
     @overload
     def batch(
-        self: MapDataset[tuple[Never, object]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: MapDataset[tuple[Never, object]], batch_size: int, *, drop_remainder: bool = False
     ) -> MapDataset[tuple[Any, Any]]: ...
     @overload
     def batch(
-        self: MapDataset[tuple[object, Never]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: MapDataset[tuple[object, Never]], batch_size: int, *, drop_remainder: bool = False
     ) -> MapDataset[tuple[Any, Any]]: ...
     @overload
     def batch(
@@ -340,15 +304,10 @@ class MapDataset(Shown, grain_classes.MapDataset, Generic[T_co], metaclass=MapDa
         batch_size: int,
         *,
         drop_remainder: bool = False,
-        batch_fn: None = None,
     ) -> MapDataset[tuple[NDArray[D], NDArray[D2]]]: ...
     @overload
     def batch(
-        self: MapDataset[tuple[Leaf, Leaf]],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
+        self: MapDataset[tuple[Leaf, Leaf]], batch_size: int, *, drop_remainder: bool = False
     ) -> MapDataset[tuple[NDArray[Any], NDArray[Any]]]: ...
     @overload
     def batch(
