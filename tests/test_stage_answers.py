@@ -1,6 +1,8 @@
 """What every stage must say of itself, and that one which does not is found."""
 
+import importlib
 import inspect
+import pkgutil
 import sys
 
 import pytest
@@ -9,6 +11,7 @@ from pipelines import build
 from stages import STAGES
 
 import grainmill as grain
+from grainmill import _stages
 from grainmill._iterators.base.node import SequentialNode
 from grainmill._iterators.base.stage import Stage
 from grainmill._iterators.batch import Batch
@@ -29,6 +32,8 @@ from grainmill._stages.zip import Zip
 
 def all_nodes(base=SequentialNode):
     """The classes of all stages of the package that have no others derived from them."""
+    for module in pkgutil.iter_modules(_stages.__path__):  # which nothing may have used yet
+        importlib.import_module(f"{_stages.__name__}.{module.name}")
     found = [base]
     for kind in found:
         found += kind.__subclasses__()

@@ -8,34 +8,41 @@ from grainmill._dataset.iterator import (
     get_next_index,
     set_next_index,
 )
-from grainmill._dataset.resume_check import assert_equal_output_after_checkpoint
-from grainmill._dataset.rng_pool import RngPool
-from grainmill._dataset.spec import get_element_spec
 from grainmill._evaluate.batches.stack import batch_and_pad
 from grainmill._lazy_names import lazy_names
-from grainmill._loader.operations import PackAndBatchOperation
 from grainmill._native import index_shuffle
 from grainmill._plan.options import DatasetOptions, ExecutionTrackingMode
 from grainmill._plan.spec import ShapeDtypeStruct, ShapeDtypeStructProtocol
 from grainmill._plan.transforms import FlatMap as FlatMapTransform
 from grainmill._plan.transforms import MapWithIndex as MapWithIndexTransform
-from grainmill._stages import *  # noqa: F403 - `_stages.__all__` lists them
-from grainmill._stages.apply_transformations import apply_transformations
-from grainmill._stages.concat_split import BOSHandling
 
 if TYPE_CHECKING:
     from grainmill._dataset.elastic.iterator import ElasticIterator
     from grainmill._dataset.performance_config import PerformanceConfig, pick_performance_config
+    from grainmill._dataset.resume_check import assert_equal_output_after_checkpoint
+    from grainmill._dataset.rng_pool import RngPool
+    from grainmill._dataset.spec import get_element_spec
+    from grainmill._loader.operations import PackAndBatchOperation
     from grainmill._sources.hugging_face import HuggingFaceIterDataset
     from grainmill._sources.mixture import mix_from_text, parse_mixture
     from grainmill._sources.parquet_dataset import ParquetIterDataset
     from grainmill._sources.tfrecord_dataset import TFRecordIterDataset
+    from grainmill._stages import *  # noqa: F403 - `_stages.__all__` lists them
+    from grainmill._stages.apply_transformations import apply_transformations
+    from grainmill._stages.concat_split import BOSHandling
     from grainmill.jax import device_put
 else:
-    # Imported when they are used: JAX is optional, and what the others need takes long, too.
+    # Imported when they are used: JAX is optional, and a program needs few of the others.
     __getattr__ = lazy_names(
         __name__,
         {
+            **dict.fromkeys(stages.__all__, "grainmill._stages"),
+            "BOSHandling": "grainmill._stages.concat_split",
+            "PackAndBatchOperation": "grainmill._loader.operations",
+            "RngPool": "grainmill._dataset.rng_pool",
+            "apply_transformations": "grainmill._stages.apply_transformations",
+            "assert_equal_output_after_checkpoint": "grainmill._dataset.resume_check",
+            "get_element_spec": "grainmill._dataset.spec",
             "ElasticIterator": "grainmill._dataset.elastic.iterator",
             "HuggingFaceIterDataset": "grainmill._sources.hugging_face",
             "TFRecordIterDataset": "grainmill._sources.tfrecord_dataset",

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import functools
 import os
 import threading
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, SupportsIndex, TypeVar
 
-from grainmill._dataset.views.observers import SummaryLog, draw
-from grainmill._dataset.views.statistics import report_on
+from grainmill._dataset import views
 from grainmill._dataset.views.user_stats import STATS
 from grainmill._evaluate.evaluated import SKIPPED
 from grainmill._evaluate.prefetch import tuning
@@ -34,9 +32,7 @@ from grainmill._plan.tracebacks import drop_inner_frames
 from grainmill._stats.jax_trace import trace_annotation
 from grainmill._stats.meters import Activity, Recorder
 from grainmill._stats.prometheus import export
-from grainmill._stats.report import as_dict
-from grainmill._stats.tracking import drawing_directory, logs_summary, new_recorder
-from grainmill._stats.verdict import verdict_on
+from grainmill._stats.tracking import new_recorder
 from grainmill._threads import not_waiting, stay_at_exit
 
 if TYPE_CHECKING:
@@ -44,7 +40,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from grainmill._checkpoint import pipeline
-    from grainmill._iterators.base.stage import Stage, State
+    from grainmill._iterators.base.stage import Block, Stage, State
     from grainmill._plan.node import Node
 
 T = TypeVar("T")
@@ -403,7 +399,20 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
                 block, at = self._block, self._offset
                 if at >= len(block.elements):
                     self._record_position()
-                    if self._pull():
+                    if self._closed:
+                        raise closed_error(self._closed_message())  # noqa: TRY301
+                    self._changing = True
+                    stage, meter, trace = self._stage, self._meter, self._trace
+                    if trace is not None and trace.is_enabled():
+                        with trace(f"grainmill {self}"):
+                            block = stage.pull(stage.pull_size)
+                        meter.timer.countdown -= len(block.elements)
+                    elif meter.timer.countdown > 0:
+                        block = stage.pull(stage.pull_size)
+                        meter.timer.countdown -= len(block.elements)
+                    else:
+                        block = meter.pull()
+                    if self._hold(block):
                         return
                     continue
                 self._changing = True
@@ -438,13 +447,12 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
                 before = self._before if self._single else (point[0], point[1] - 1)
                 self._waiting, self._after, self._single, self._changing = [], before, False, True
 
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Holds the lock in the `with` block."""
+    def _locked(self, call: Callable[[], T]) -> T:
+        """What `call()` returns, which runs with the lock held."""
         lock = None
         try:
             lock = self._acquired()
-            yield
+            return call()
         except Exception:
             if self._closed:
                 raise closed_error(self._closed_message()) from None
@@ -498,23 +506,8 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
         self._lock = threading.RLock()
         return self._try_acquire()
 
-    def _pull(self) -> bool:
-        """Pulls the next block; returns whether its elements are ready now."""
-        if self._closed:
-            raise closed_error(self._closed_message())
-        self._changing = True
-        meter = self._meter
-        timer = meter.timer
-        trace = self._trace
-        if trace is not None and trace.is_enabled():
-            with trace(f"grainmill {self}"):
-                block = self._stage.pull(self._stage.pull_size)
-            timer.countdown -= len(block.elements)
-        elif timer.countdown > 0:
-            block = self._stage.pull(self._stage.pull_size)
-            timer.countdown -= len(block.elements)
-        else:
-            block = meter.pull()
+    def _hold(self, block: Block) -> bool:
+        """Makes the elements of a block the next ones; returns whether they are ready now."""
         elements = block.elements
         self._num_pulled += len(elements)
         if elements and block.finish is not None:
@@ -546,14 +539,14 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
 
     def stats(self) -> dict[str, Any]:
         """Returns where the time has gone so far; see `DatasetIterator.stats`."""
-        return as_dict(report_on(self))
+        return views.stats_of(self)
 
     def verdict(self) -> str:
         """Returns one sentence on what holds it back; see `DatasetIterator.verdict`."""
-        return verdict_on(report_on(self)).text
+        return views.verdict_of(self)
 
     def _verdict_of_pipeline(self) -> str:
-        return verdict_on(report_on(self), has_consumer=False).text
+        return views.verdict_of(self, has_consumer=False)
 
     def _record_position(self) -> None:
         """Records the position of the stages before it changes, unless it is known."""
@@ -582,8 +575,7 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
 
         Prefetched elements are not part of it. This starts neither threads nor workers.
         """
-        with self._exclusive():
-            return self._current()
+        return self._locked(self._current)
 
     def _describe_pipeline(self) -> pipeline.Stages | None:
         """See `DatasetIterator._describe_pipeline`."""
@@ -628,7 +620,8 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
 
     def _move(self, move: Callable[[], None]) -> None:
         """Changes the position of the stages; restores it if that fails."""
-        with self._exclusive():
+
+        def move_or_restore() -> None:
             if self._after is None and self._has_undelivered():
                 self._restore_stages()
             self._record_position()
@@ -642,6 +635,8 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
                 raise
             self._from_start = False
             self._reset()
+
+        self._locked(move_or_restore)
 
     def _reset(self) -> None:
         waiting: list[T_co] = []
@@ -665,10 +660,12 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
         self._reset()
 
     def _get_next_index(self) -> int:
-        with self._exclusive():
-            if self._has_undelivered():
-                self._restore_stages()
-            return self._stage.next_index()
+        return self._locked(self._current_index)
+
+    def _current_index(self) -> int:
+        if self._has_undelivered():
+            self._restore_stages()
+        return self._stage.next_index()
 
     def _set_next_index(self, index: int) -> None:
         self._move(lambda: self._stage.seek(index))
@@ -679,10 +676,12 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
         Raises:
             ValueError: The iterator is closed.
         """
-        with self._exclusive():
-            if self._closed:
-                raise closed_error(self._closed_message())
-            self._stage.start_prefetch()
+        self._locked(self._start_prefetch)
+
+    def _start_prefetch(self) -> None:
+        if self._closed:
+            raise closed_error(self._closed_message())
+        self._stage.start_prefetch()
 
     def _cancel_waiting(self) -> None:
         """See `DatasetIterator._cancel_waiting`."""
@@ -750,11 +749,7 @@ class ObservedIterator(PipelineDatasetIterator[T_co]):
 
     def _observe(self) -> None:
         self.__class__ = self._kind  # type: ignore[assignment]  # later elements cost no more
-        directory = drawing_directory()
-        if logs_summary():
-            SummaryLog(self)
-        elif directory is not None and not self._recorder.tracks:
-            draw(self, directory)
+        views.observe(self)
         if not self._recorder.tracks:
             self._recorder.spec_of = None  # from now on, pulls are timed now and then only
             self._meter.stop()

@@ -50,6 +50,7 @@ class Chain:
         step_columns: The columns of those functions that take more than the element.
         source: The source with the number of its column, if there is only one.
         reads_in_loop: Whether the first function reads the element.
+        takes_indices: Whether its functions take indices: that, or elements of ranges.
         runs_user_code: Whether functions or objects of the user are called.
         block_loops: Its loops, and those upstream, that call functions of whole blocks.
     """
@@ -68,6 +69,9 @@ class Chain:
             chains if isinstance(chains[0], int) else None
         )
         self.reads_in_loop = bool(fused.steps) and fused.steps[0].kind == "read"
+        self.takes_indices = self.reads_in_loop or (
+            self.source is not None and isinstance(self.source[1], element_sources.RangeSource)
+        )
         self.runs_user_code = bool(fused.steps) or (
             any(chain.runs_user_code for chain in chains)
             if self.source is None
@@ -129,44 +133,37 @@ def run(
     Returns:
         The positions in the block (`None` for all), and the elements at them.
     """
-    if chain.source is not None:
-        number, source = chain.source
-        column = columns.get(number)
-        if column is None:
-            return np.empty(0, np.int64), Evaluated([], None)
-        positions, index, datasets = column
-        if chain.reads_in_loop:
-            inputs = index.tolist() if datasets is None else _pairs(index, datasets)
-            return positions, _mapped(chain, columns, inputs, wrap_inputs, output)
-        result = (
-            source.read(source.request(index, datasets))
-            if pending is None
-            else source.finish(pending[number])
-        )
-    else:
-        chains: Any = chain.inputs
-        positions, result = _merged(
-            [run(child, columns, pending, count) for child in chains], count
-        )
+    positions, elements, failure = inputs(chain, columns, pending, count)
     if not chain.fused.steps or (positions is not None and not len(positions)):
-        return positions, result
-    mapped = _mapped(chain, columns, result.elements, wrap_inputs, output)
-    if mapped.failure is None and result.failure is not None:
-        mapped = Evaluated(mapped.elements, result.failure)
-    return positions, mapped
+        return positions, Evaluated(elements, failure)
+    taken = elements if wrap_inputs is None else wrap_inputs(elements)
+    return positions, chain.fused(taken, step_values(chain, columns), output).before(failure)
 
 
-def _mapped(
-    chain: Chain,
-    columns: Columns,
-    inputs: Iterable[Any],
-    wrap_inputs: Callable[[Iterable[Any]], Iterable[Any]] | None,
-    output: list[Any] | None,
-) -> Evaluated:
-    """The results of `chain`'s own functions; see `run`."""
-    if wrap_inputs is not None:
-        inputs = wrap_inputs(inputs)
-    return chain.fused(inputs, step_values(chain, columns), output)
+def inputs(
+    chain: Chain, columns: Columns, pending: dict[int, Any] | None, count: int
+) -> tuple[Indices | None, list[Any], BaseException | None]:
+    """What `chain`'s own functions take of a block; see `run`.
+
+    Returns:
+        The positions in the block, the elements at them, and the failure after these, if any.
+    """
+    if chain.source is None:
+        chains: Any = chain.inputs
+        positions, read = _merged([run(child, columns, pending, count) for child in chains], count)
+        return positions, *read
+    number, source = chain.source
+    column = columns.get(number)
+    if column is None:
+        return np.empty(0, np.int64), [], None
+    positions, index, datasets = column
+    if chain.takes_indices:
+        if datasets is None or not chain.reads_in_loop:
+            return positions, index.tolist(), None
+        return positions, list(_pairs(index, datasets)), None
+    if pending is not None:
+        return positions, *source.finish(pending[number])
+    return positions, *source.read(source.request(index, datasets))
 
 
 def step_values(chain: Chain, columns: Columns) -> Sequence[Any]:

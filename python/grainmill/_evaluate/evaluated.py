@@ -21,6 +21,12 @@ class Evaluated(NamedTuple):
     elements: list[Any]
     failure: BaseException | None
 
+    def before(self, failure: BaseException | None) -> Evaluated:
+        """The same where `failure`, if any, comes after the elements."""
+        if failure is None or self.failure is not None:
+            return self
+        return Evaluated(self.elements, failure)
+
 
 def evaluated(
     loop: Callable[..., None], elements: Iterable[Any], given: Any, output: list[Any] | None = None

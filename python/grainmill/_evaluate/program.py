@@ -11,6 +11,7 @@ from grainmill._evaluate import chain
 from grainmill._evaluate.batches.column_batches import ColumnBatches
 from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.context import Context
+from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.fused_blocks import BlockFused
 from grainmill._evaluate.notes import add_element_notes, computing
 from grainmill._evaluate.origins import Origins, OriginTree
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from grainmill._evaluate.batches.batch_blocks import BatchBlock
     from grainmill._evaluate.chain import Chain, Columns
-    from grainmill._evaluate.evaluated import Evaluated
     from grainmill._evaluate.sources.element_sources import Indices
     from grainmill._native import Layout, Rows
     from grainmill._plan.node import MapNode, Node
@@ -143,7 +143,15 @@ class Program:
         if self._mark is not None:
             return self.run_incrementally(start, count).run(start, count)
         columns = self._resolver.resolve_range(start, count)
-        _, result = chain.run(self._chain, columns, None, count)
+        whole = self._chain
+        _, elements, failure = chain.inputs(whole, columns, None, count)
+        # As in `chain.run`, without a further call for each block, which may be one element.
+        if not whole.fused.steps:
+            result = Evaluated(elements, failure)
+        else:
+            result = whole.fused(elements, chain.step_values(whole, columns))
+            if failure is not None:
+                result = result.before(failure)
         if result.failure is not None:
             self.annotate(result.failure, start + len(result.elements))
         return result

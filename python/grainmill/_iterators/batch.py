@@ -107,7 +107,7 @@ class BatchStage(Stage):
         self._start: Position | None = None  # before the pending batch, if it was started
 
     @property
-    def pull_size(self) -> int:
+    def pull_size(self) -> int:  # type: ignore[override]
         """See `Stage.pull_size`."""
         return 1 if self._reader is None else max(1, self._reader.num_ready_batches)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from grainmill._evaluate.fused import Step
@@ -13,7 +12,7 @@ from grainmill._evaluate.loops import lazy_functions
 from grainmill._iterators.base.checked_state import CheckedState
 from grainmill._iterators.base.filter_thresholds import DropWatch
 from grainmill._iterators.base.node import Length, OneToOne
-from grainmill._iterators.base.stage import Block, Stage, State, StateAfter
+from grainmill._iterators.base.stage import Block, Stage, State, StateAfter, num_after
 from grainmill._iterators.notes import note_stage
 from grainmill._iterators.open import open_node
 from grainmill._lazy_dataclass import lazy_dataclass
@@ -216,7 +215,7 @@ class ElementwiseStage(Stage):
         )
 
     @property
-    def pull_size(self) -> int:
+    def pull_size(self) -> int:  # type: ignore[override]
         """See `Stage.pull_size`."""
         return self._parent.pull_size
 
@@ -276,7 +275,7 @@ class ElementwiseStage(Stage):
             return
         after = self._num_inputs_after(self._last_len)
         inputs = [then - before for then, before in zip(after, self._num_inputs, strict=True)]
-        finished = _num_inputs_after(0, self._all_dropped, self._last_len)
+        finished = num_after(0, self._all_dropped, self._last_len)
         following = [*inputs[1:], finished]
         self._meter.count(
             count if watch is None else kept
@@ -298,7 +297,7 @@ class ElementwiseStage(Stage):
     def _num_inputs_after(self, count: int) -> list[int]:
         """The number of inputs of each step after `count` raw elements of the last block."""
         return [
-            _num_inputs_after(num_inputs, dropped, count)
+            num_after(num_inputs, dropped, count)
             for num_inputs, dropped in zip(self._num_inputs, self._last_dropped, strict=True)
         ]
 
@@ -382,9 +381,5 @@ def _state_after(
 ) -> State:
     state = after(count)
     for key, before, dropped in counting:
-        state = {"parent": state, key: _num_inputs_after(before, dropped, count)}
+        state = {"parent": state, key: num_after(before, dropped, count)}
     return state
-
-
-def _num_inputs_after(before: int, dropped: list[int] | None, count: int) -> int:
-    return before + count - (bisect_left(dropped, count) if dropped else 0)

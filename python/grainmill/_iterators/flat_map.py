@@ -9,7 +9,7 @@ from grainmill._checkpoint.ends import CutCount
 from grainmill._interrupts import listed, raise_interrupt
 from grainmill._iterators.base.checked_state import CheckedState
 from grainmill._iterators.base.cursor import END, Cursor
-from grainmill._iterators.base.cut import Cut
+from grainmill._iterators.base.group_len import GroupLen
 from grainmill._iterators.base.node import Origin, SequentialNode, runs
 from grainmill._iterators.base.position import Position, state_at
 from grainmill._iterators.base.stage import Block, Stage, State
@@ -60,6 +60,8 @@ class FlatMapStage(Stage):
     elements ("outputs") were delivered.
     """
 
+    pull_size = 1 << 20  # all outputs of an element are computed together
+
     def __init__(self, node: FlatMap, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)
@@ -74,11 +76,6 @@ class FlatMapStage(Stage):
         self._before = self._cursor.position()  # before the element being split
         self._point = (self._before, taken)
         self._element: Any = _NONE  # taken but not yet split
-
-    @property
-    def pull_size(self) -> int:
-        """See `Stage.pull_size`; all outputs of an element are computed together."""
-        return _MANY
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
@@ -134,13 +131,14 @@ class FlatMapStage(Stage):
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         saved = CheckedState(self._node, state, ("parent", "next_index_in_buffer"))
-        taken = Cut.of(saved["next_index_in_buffer"]).noted(saved.index("next_index_in_buffer"))
+        taken = GroupLen.of(saved["next_index_in_buffer"]).in_state(
+            saved.index("next_index_in_buffer")
+        )
         self._cursor.restore(saved["parent"])
         self._reset(taken)
 
 
 _NONE = object()
-_MANY = 1 << 20
 
 
 def _state(point: Position, taken: int) -> State:

@@ -147,6 +147,8 @@ class InterleaveStage(Stage):
         name: What messages about states call the stage; `node` if `None`.
     """
 
+    pull_size = PULL_SIZE
+
     def __init__(
         self,
         node: Interleave,
@@ -177,11 +179,6 @@ class InterleaveStage(Stage):
         self._num_exhausted = 0
         self._future: dict[int, State | None] = {}  # restored states of datasets not yet opened
         self._changed: list[tuple[int, _SlotPosition]] = []  # slots, since the last `_changes`
-
-    @property
-    def pull_size(self) -> int:
-        """See `Stage.pull_size`."""
-        return PULL_SIZE
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""

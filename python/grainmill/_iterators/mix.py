@@ -105,6 +105,8 @@ class MixStage(Stage):
     Consecutive turns of parents that have elements ready are returned as one block.
     """
 
+    pull_size = PULL_SIZE
+
     def __init__(self, node: Mix, *parents: Stage) -> None:
         super().__init__(*parents)
         self._schedule = MixSchedule(list(node.proportions))
@@ -116,11 +118,6 @@ class MixStage(Stage):
         self._index = 0
         self._stop = False
         self._moved: _Moved = None
-
-    @property
-    def pull_size(self) -> int:
-        """See `Stage.pull_size`."""
-        return PULL_SIZE
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""

@@ -35,7 +35,7 @@ class PackInThreadStage(ThreadPrefetchStage):
         self._reader = reader
 
     @property
-    def pull_size(self) -> int:
+    def pull_size(self) -> int:  # type: ignore[override]
         """See `Stage.pull_size`."""
         return self._max_len
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from grainmill._evaluate.context import Context
+    from grainmill._evaluate.evaluated import Evaluated
     from grainmill._evaluate.prefetch.executor import Demand
     from grainmill._iterators.base.stage import StateAfter
     from grainmill._stats.stalls import Awaited
@@ -139,18 +140,13 @@ class ReadStage(Stage):
         ahead = node.options.prefetch_buffer_size if context.prefetches else 0
         # Elements that need neither user code nor I/O always come in blocks.
         is_plain = not (self._program.runs_user_code or self._program.mean_byte_len)
-        self._pull_size = PULL_SIZE if is_plain else max(1, ahead // 2)
+        self.pull_size = PULL_SIZE if is_plain else max(1, ahead // 2)
         name = f"PrefetchDatasetIterator{str(node).removeprefix(node.dataset_name)}"
         self._drops = DropWatch(name, context.options)
         self._computed: list[Any] | BatchBlock = []
         self._offset = 0
         self._num_skipped = 0  # elements skipped since the last one that was pulled
         self._failure: BaseException | None = None
-
-    @property
-    def pull_size(self) -> int:
-        """See `Stage.pull_size`."""
-        return self._pull_size
 
     def _resume_index(self) -> int:
         """The index after the last element pulled; elements skipped since then do not count."""
@@ -183,7 +179,9 @@ class ReadStage(Stage):
         before = self._resume_index()
         while True:
             if self._offset >= len(self._computed):
-                self._refill(limit)
+                if self._failure is not None:
+                    self._raise_failure()
+                self._hold(self._blocks.take(limit))
             computed, offset = self._computed, self._offset
             if isinstance(computed, BatchBlock):
                 self._unstack()
@@ -205,19 +203,21 @@ class ReadStage(Stage):
             if block.elements:
                 return block
 
-    def _refill(self, limit: int) -> None:
-        if self._failure is not None:
-            raised, self._failure = self._failure, None
-            raise raised
-        self._computed, self._offset = [], 0
-        taken = self._blocks.take(limit)
-        if isinstance(taken, BatchBlock):
-            self._computed = taken
-            return
-        self._computed, failure = taken
-        if failure is not None and not self._computed:
+    def _raise_failure(self) -> None:
+        """Raises what follows the elements computed before, once."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
             raise failure
-        self._failure = failure
+
+    def _hold(self, taken: Evaluated | BatchBlock) -> None:
+        """Makes `taken` the next elements, after all those computed before were delivered."""
+        if isinstance(taken, BatchBlock):
+            self._computed, self._offset = taken, 0
+            return
+        self._failure = taken.failure
+        self._computed, self._offset = taken.elements, 0
+        if not taken.elements:
+            self._raise_failure()
 
     def _without_nones(self, elements: list[Any], start: int, before: int) -> Block:
         if self._allow_nones or not self._program.runs_user_code:
@@ -272,7 +272,8 @@ class ReadStage(Stage):
         count = 0
         while not batches or (blocks.ready and len(batches) < limit):
             if self._offset >= len(self._computed):
-                self._refill(batch_size)
+                self._raise_failure()
+                self._hold(blocks.take(batch_size))
             taken = self._computed
             if self._offset or not isinstance(taken, BatchBlock):
                 break

@@ -77,14 +77,7 @@ class CachingStage(Stage):
         super().__init__(parent)
         self._name = node.dataset_name
         self._cursor = Cursor(parent)
-        self._initial: State | None = None
         self._position = 0
-
-    def _first_state(self) -> State:
-        """The parent's state at its start; called before it moves."""
-        if self._initial is None:
-            self._initial = self._cursor.stage.state()
-        return self._initial
 
     def _refusal(self, count: int) -> ValueError:
         return ValueError(
@@ -114,13 +107,13 @@ class StoredCacheStage(CachingStage):
         self._singly = False  # whether to take one element at a time
 
     @property
-    def pull_size(self) -> int:
+    def pull_size(self) -> int:  # type: ignore[override]
         """See `Stage.pull_size`."""
         return max(_PULL_SIZE, self._cursor.stage.pull_size)
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
-        self._first_state()
+        self._cursor.first_state()
         if not self._position:  # another pass may have finished the cache
             self._opened = self._store.opened()
         stored = self._opened
@@ -189,7 +182,7 @@ class StoredCacheStage(CachingStage):
         stored = self._opened
         count, state = (0, None) if stored is None else stored.frontier
         if not count <= self._parent_position < self._position:
-            self._cursor.restore(self._first_state() if state is None else state())
+            self._cursor.restore(self._cursor.first_state() if state is None else state())
             self._parent_position = 0 if state is None else count
         while self._parent_position < self._position:
             elements, _ = self._taken(self._position - self._parent_position)
@@ -204,7 +197,7 @@ class StoredCacheStage(CachingStage):
         """See `Stage.restore`."""
         saved = CheckedState(self._name, state, ("parent", "position"))
         position = saved.index("position")
-        self._first_state()
+        self._cursor.first_state()
         self._abandon_pass()
         self._opened = stored = self._store.opened()
         parent = saved["parent"]

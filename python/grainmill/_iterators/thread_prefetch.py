@@ -134,7 +134,7 @@ class ThreadPrefetchStage(Stage):
         return (0 if queue is None else queue.num_queued), self._size
 
     @property
-    def pull_size(self) -> int:
+    def pull_size(self) -> int:  # type: ignore[override]
         """See `Stage.pull_size`."""
         return self._size or self._cursor.stage.pull_size
 

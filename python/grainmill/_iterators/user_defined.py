@@ -96,11 +96,7 @@ class UserDefinedStage(Stage):
         # another class from its own.
         has_blocks = "_next_block" in type(iterator).__dict__ and not _is_users(node)
         self._next_block = iterator._next_block if has_blocks else None  # type: ignore[attr-defined] # noqa: SLF001
-
-    @property
-    def pull_size(self) -> int:
-        """See `Stage.pull_size`."""
-        return 1 if self._next_block is None else tuning.MAX_REQUESTED
+        self.pull_size = tuning.MAX_REQUESTED if has_blocks else 1
 
     @property
     def iterator(self) -> Iterator[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from grainmill._dataset.element_types import T_co
@@ -13,7 +12,7 @@ from grainmill._evaluate.evaluated import SKIPPED
 from grainmill._iterators.base.checked_state import CheckedState
 from grainmill._iterators.base.node import Origin, origins, runs
 from grainmill._iterators.base.position import Position, of_state, state_at
-from grainmill._iterators.base.stage import Block, Finish, Stage, State, StateAfter
+from grainmill._iterators.base.stage import Block, Finish, Stage, State, StateAfter, num_after
 from grainmill._iterators.stored_cache import Caching, CachingStage
 from grainmill._lazy_dataclass import lazy_dataclass
 
@@ -79,13 +78,13 @@ class CacheStage(CachingStage):
         self._restored: Position | None = None  # of the parent, until it is pulled from
 
     @property
-    def pull_size(self) -> int:
+    def pull_size(self) -> int:  # type: ignore[override]
         """See `Stage.pull_size`."""
         return _PULL_SIZE if self._filled else self._cursor.stage.pull_size
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
-        self._first_state()
+        self._cursor.first_state()
         self._position, self._last = self._position_now(), None
         self._refill()
         if self._filled:
@@ -152,7 +151,7 @@ class CacheStage(CachingStage):
         saved = CheckedState(self._name, state, ("parent", "position", "cache_filled"))
         maximum = len(self._memory) if self._filled else sys.maxsize
         position, filled = saved.index("position", maximum), saved.flag("cache_filled")
-        initial = self._first_state()
+        initial = self._cursor.first_state()
         self._cursor.restore(saved["parent"])  # raises if it is not a state of the parent
         self._restored = of_state(saved["parent"])
         self._last = None
@@ -184,8 +183,7 @@ def _state_after(
     filled: bool,  # noqa: FBT001 - bound by position
     k: int,
 ) -> State:
-    count = k - bisect_left(dropped, k) if dropped else k
-    return _state(after(k), position + count, filled=filled)
+    return _state(after(k), num_after(position, dropped, k), filled=filled)
 
 
 def _state_after_cached(parent: Position, position: int, k: int) -> State:

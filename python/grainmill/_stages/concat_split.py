@@ -13,15 +13,13 @@ from numpy.typing import NDArray
 
 from grainmill import _native
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
-from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.base.checked_state import CheckedState, integer
-from grainmill._iterators.base.cursor import Cursor
-from grainmill._iterators.base.cut import NOT_CUT, Cut
+from grainmill._iterators.base.group_len import FULL, GroupLen
 from grainmill._iterators.base.node import Regrouping, runs
 from grainmill._iterators.base.position import Position, state_at
 from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._iterators.feature_values import FeatureValues, rows_of
-from grainmill._iterators.notes import note_stage
+from grainmill._iterators.packing import PackingStage
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.arguments import check_at_least, checked_integer, checked_names
 
@@ -194,7 +192,7 @@ class ConcatThenSplitIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
 
 
 @runs(ConcatThenSplit)
-class ConcatThenSplitStage(Stage):
+class ConcatThenSplitStage(PackingStage):
     """Fills rows with the sequences of `parent` as `node` says.
 
     A step fills one row, and one more for each sequence on the way that gets a row of its own. The
@@ -203,12 +201,8 @@ class ConcatThenSplitStage(Stage):
     full it has the number of elements of the step, as there may be more now.
     """
 
-    packs = True
-
     def __init__(self, node: ConcatThenSplit, parent: Stage) -> None:
-        super().__init__(parent)
-        self._node = node
-        self._cursor = Cursor(parent)
+        super().__init__(node, parent)
         self._features = [name for name in node.length_struct if name not in node.meta_features]
         self._names = list(node.length_struct)
         self._packer = self._row_packer()
@@ -217,9 +211,6 @@ class ConcatThenSplitStage(Stage):
         self._skip = 0
         self._start: tuple[Position, _Slices] = (self._cursor.position(), None)
         self._step: tuple[Position, _Slices] | None = None
-        self._num_of_step = 0
-        self._cut = NOT_CUT
-        self._num_taken = 0
 
     def _row_packer(self) -> _native.RowPacker:
         node = self._node
@@ -250,23 +241,14 @@ class ConcatThenSplitStage(Stage):
         start, remainder = self._start
         slices = dict(zip(self._names, remainder, strict=True)) if remainder else {}
         slices = {name: slices.get(name, _NONE) for name in self._features}
-        return functools.partial(_state_after, start, slices, self._cut, first + self._skip)
+        return functools.partial(_state_after, start, slices, self._group_len, first + self._skip)
 
     def _fill(self) -> bool:
         """Computes the rows of one step; `False` at the end of the data."""
         if self._step is None:
             self._step = (self._cursor.position(), self._packer.remainder)
-            self._num_of_step = 0
-        cut = self._cut if self._skip else NOT_CUT
-        ended = False
-        while not ended:
-            elements = cut.peek(self._cursor, _PULL_LEN, self._num_of_step)
-            if not elements:
-                break
-            count, ended = self._push(elements)
-            self._cursor.advance(count)
-            self._num_of_step += count
-            self._num_taken += count
+            self._num_of_group = 0
+        is_full = self._fill_group(self._group_len if self._skip else FULL, _PULL_LEN)
         rows = [self._row(columns) for columns in self._packer.take()]
         if not rows:
             self._step = None
@@ -274,7 +256,7 @@ class ConcatThenSplitStage(Stage):
                 raise _other_data(self._skip, 0)
             return False
         self._start, self._step = self._step, None
-        self._cut = NOT_CUT if ended else Cut(self._num_of_step)
+        self._group_len = FULL if is_full else GroupLen(self._num_of_group)
         self._next_row, self._skip = self._skip, 0
         if self._next_row > len(rows):
             self._rows = []
@@ -283,17 +265,7 @@ class ConcatThenSplitStage(Stage):
         return True
 
     def _push(self, elements: list[Any]) -> tuple[int, bool]:
-        try:
-            count, ended, limited = self._packer.push(elements, 0)
-        except Exception as failure:
-            raise_interrupt(failure)
-            failure.add_note(
-                f"Element {self._num_taken} of those that {self._node} took since it was created "
-                "or restored cannot be packed."
-            )
-            cursor = self._cursor
-            note_stage(failure, self._node, cursor.position(), cursor.position_after_first())
-            raise
+        count, is_full, limited = self._packer.push(elements, 0)
         if limited is not None:
             name, length, num_free = limited
             _LOG.error(
@@ -308,7 +280,7 @@ class ConcatThenSplitStage(Stage):
                 self._node.length_struct[name],
                 name,
             )
-        return count, ended
+        return count, is_full
 
     def _row(self, columns: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
         row: dict[str, Any] = {}
@@ -334,8 +306,9 @@ class ConcatThenSplitStage(Stage):
         saved = CheckedState(self._node, state, keys)
         remainder = self._remainder_of(saved)
         skip = saved.index("elements_from_buffer_after_checkpoint")
-        cut = Cut.of(saved["elements_from_buffer_after_checkpoint"])
+        group_len = GroupLen.of(saved["elements_from_buffer_after_checkpoint"])
         self._cursor.restore(saved["parent_state"])
+        self._restart(group_len)
         self._packer = self._row_packer()
         self._packer.restart(remainder)
         self._rows = []
@@ -343,8 +316,6 @@ class ConcatThenSplitStage(Stage):
         self._skip = skip
         self._start = (self._cursor.position(), remainder)
         self._step = None
-        self._cut = cut
-        self._num_taken = 0
 
     def _remainder_of(self, saved: CheckedState) -> _Slices:
         slices = saved["remainder_slices"]
@@ -423,10 +394,10 @@ def _shown(value: Any) -> Any:
 
 
 def _state_after(
-    start: Position, slices: dict[str, tuple[int, int]], cut: Cut, first: int, count: int
+    start: Position, slices: dict[str, tuple[int, int]], group_len: GroupLen, first: int, count: int
 ) -> State:
     return {
         "parent_state": state_at(start),
         "remainder_slices": slices.copy(),
-        "elements_from_buffer_after_checkpoint": cut.noted(first + count),
+        "elements_from_buffer_after_checkpoint": group_len.in_state(first + count),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from bisect import bisect_left
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from grainmill._dataset.element_types import T_co
@@ -12,7 +11,7 @@ from grainmill._iterators.base.checked_state import CheckedState
 from grainmill._iterators.base.cursor import Cursor
 from grainmill._iterators.base.node import Length, Passing, runs
 from grainmill._iterators.base.position import end_at
-from grainmill._iterators.base.stage import Block, Stage, State
+from grainmill._iterators.base.stage import Block, Stage, State, num_after
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.random_access import PRACTICALLY_ENDLESS
@@ -93,7 +92,7 @@ class LimitStage(Stage):
         self._last: Block | None = None
 
     @property
-    def pull_size(self) -> int:
+    def pull_size(self) -> int:  # type: ignore[override]
         """See `Stage.pull_size`."""
         return self._cursor.stage.pull_size
 
@@ -138,4 +137,4 @@ def _state(parent: State, count: int) -> State:
 
 
 def _state_after(after: StateAfter, count: int, dropped: list[int] | None, k: int) -> State:
-    return _state(after(k), count + k - (bisect_left(dropped, k) if dropped else 0))
+    return _state(after(k), num_after(count, dropped, k))

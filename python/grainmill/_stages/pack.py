@@ -13,13 +13,12 @@ from grainmill import _native
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.base.checked_state import CheckedState
-from grainmill._iterators.base.cursor import Cursor
-from grainmill._iterators.base.cut import NOT_CUT, Cut
+from grainmill._iterators.base.group_len import FULL, GroupLen
 from grainmill._iterators.base.node import Regrouping, runs
 from grainmill._iterators.base.position import Position, constant_state, state_at
 from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._iterators.feature_values import FeatureValues, rows_of
-from grainmill._iterators.notes import note_stage
+from grainmill._iterators.packing import PackingStage
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.arguments import check_at_least, checked_integer, checked_names, leaves
 
@@ -272,7 +271,7 @@ class BestFitPackIterDataset(_FitPackIterDataset):
 
 
 @runs(FitPack)
-class FitPackStage(Stage):
+class FitPackStage(PackingStage):
     """Packs the elements of `parent` as `node` says.
 
     A batch of bins is packed, then delivered row by row. The state holds the parent's state before
@@ -280,12 +279,9 @@ class FitPackStage(Stage):
     ended before the bins were full it has the number of elements in them, as there may be more now.
     """
 
-    packs = True
-
     def __init__(self, node: FitPack, parent: Stage) -> None:
-        super().__init__(parent)
-        self._node = node
-        self._cursor = Cursor(parent)
+        super().__init__(node, parent)
+        self.pull_size = node.num_packing_bins  # all rows of a batch are ready at once
         self._features = _Features(node)
         self._packer = self._features.packer()
         self._columns: dict[str, Any] | None = None
@@ -293,15 +289,7 @@ class FitPackStage(Stage):
         self._start = self._end = self._cursor.position()
         self._next_row = 0
         self._counter = 0
-        self._cut = NOT_CUT
-        self._num_of_batch = 0
-        self._num_taken = 0
         self._pull_len = _MIN_PULL
-
-    @property
-    def pull_size(self) -> int:
-        """See `Stage.pull_size`: all rows of a batch are ready at once."""
-        return self._node.num_packing_bins
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`; the block is lazy, since creating a row of views costs time."""
@@ -326,7 +314,7 @@ class FitPackStage(Stage):
         return True
 
     def _states(self, first: int, num_rows: int) -> Callable[[int], State]:
-        batch = self._start, self._end, self._cut
+        batch = self._start, self._end, self._group_len
         return functools.partial(_state_after, batch, self._counter, first, num_rows)
 
     def _pack(self) -> bool:
@@ -336,19 +324,10 @@ class FitPackStage(Stage):
             self._next_row -= len(self._order)
             self._columns = None
             self._start = self._end
-            self._cut = NOT_CUT
-            self._num_of_batch = 0
-        full = False
-        while not full:
-            elements = self._cut.peek(self._cursor, self._pull_len, self._num_of_batch)
-            if not elements:
-                break
-            count, full = self._push(elements)
-            self._cursor.advance(count)
-            self._num_of_batch += count
-            self._num_taken += count
-            self._end = self._cursor.position()  # as in Grain, before the end is noticed
-        self._pull_len = min(max(self._num_of_batch, _MIN_PULL), _MAX_PULL)
+            self._group_len = FULL
+            self._num_of_group = 0
+        is_full = self._fill_group(self._group_len, self._pull_len)
+        self._pull_len = min(max(self._num_of_group, _MIN_PULL), _MAX_PULL)
         num_rows, columns, unpacked = self._packer.take()
         if self._next_row > num_rows:
             raise ValueError(
@@ -357,24 +336,21 @@ class FitPackStage(Stage):
             )
         if num_rows == 0:
             return False
-        self._cut = NOT_CUT if full else Cut(self._num_of_batch)
+        self._group_len = FULL if is_full else GroupLen(self._num_of_group)
         self._columns = self._features.columns(num_rows, columns, unpacked)
         self._order = self._shuffled(num_rows, self._columns)
         return True
 
+    def _note_packed(self) -> None:
+        self._end = self._cursor.position()  # as in Grain, before the end is noticed
+
     def _push(self, elements: list[Any]) -> tuple[int, bool]:
         try:
             return self._packer.push(elements, 0)
-        except Exception as failure:
+        except KeyError as failure:
             raise_interrupt(failure)
             if type(failure) is KeyError:
                 failure.args = (self._features.missing(elements) or failure.args[0],)
-            failure.add_note(
-                f"Element {self._num_taken} of those that {self._node} took since it was created "
-                "or restored cannot be packed."
-            )
-            cursor = self._cursor
-            note_stage(failure, self._node, cursor.position(), cursor.position_after_first())
             raise
 
     def _shuffled(self, num_rows: int, columns: dict[str, Any]) -> list[int]:
@@ -393,7 +369,7 @@ class FitPackStage(Stage):
         if self._columns is not None:
             return self._states(self._next_row, len(self._order))(0)
         counter = self._counter + self._next_row
-        next_row = self._cut.noted(self._next_row)
+        next_row = self._group_len.in_state(self._next_row)
         return {"parent": state_at(self._start), "next_row": next_row, "counter": counter}
 
     def restore(self, state: State) -> None:
@@ -401,15 +377,13 @@ class FitPackStage(Stage):
         saved = CheckedState(self._node, state, ("parent", "next_row", "counter"))
         next_row = saved.index("next_row", self._node.num_packing_bins)
         counter = saved.index("counter", minimum=next_row)
-        self._cut = Cut.of(saved["next_row"])
         self._cursor.restore(saved["parent"])
+        self._restart(GroupLen.of(saved["next_row"]))
         self._packer = self._features.packer()
         self._columns = None
         self._start = self._end = self._cursor.position()
         self._next_row = next_row
         self._counter = counter - next_row
-        self._num_of_batch = 0
-        self._num_taken = 0
 
 
 def _mean_of_unique(values: Any) -> Any:
@@ -520,14 +494,18 @@ def _nest(rows: list[dict[str, Any]], path: Sequence[Any], values: Any) -> None:
 
 
 def _state_after(
-    batch: tuple[Position, Position, Cut],
+    batch: tuple[Position, Position, GroupLen],
     counter: int,
     first: int,
     num_rows: int,
     count: int,
 ) -> State:
-    start, end, cut = batch  # before and after the elements of this batch, and their end
+    start, end, group_len = batch  # before and after the elements of this batch, and their end
     row = first + count
     if row < num_rows:
-        return {"parent": state_at(start), "next_row": cut.noted(row), "counter": counter + row}
+        return {
+            "parent": state_at(start),
+            "next_row": group_len.in_state(row),
+            "counter": counter + row,
+        }
     return {"parent": state_at(end), "next_row": 0, "counter": counter + row}

@@ -13,7 +13,7 @@ from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.base.checked_state import CheckedState
 from grainmill._iterators.base.cursor import END, Cursor
-from grainmill._iterators.base.cut import Cut
+from grainmill._iterators.base.group_len import GroupLen
 from grainmill._iterators.base.node import Regrouping, runs
 from grainmill._iterators.base.position import Position, state_at
 from grainmill._iterators.base.stage import Block, Stage, State
@@ -96,6 +96,8 @@ class RebatchStage(Stage):
     state before its current batch, and how many rows of that were delivered.
     """
 
+    pull_size = 1 << 20  # all batches within one of the parent are available together
+
     def __init__(self, node: Rebatch, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)
@@ -114,11 +116,6 @@ class RebatchStage(Stage):
         self._skip = 0 if isinstance(row, CutCount) else row  # at the end of the data
         self._pending: tuple[Position, Any] | None = None
         self._number = -1  # of the parent's current batch, since this was created or restored
-
-    @property
-    def pull_size(self) -> int:
-        """See `Stage.pull_size`; all those within a batch of the parent are available together."""
-        return _MANY
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`; a block ends where the parent's batch does."""
@@ -247,7 +244,7 @@ class RebatchStage(Stage):
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         saved = CheckedState(self._node, state, ("parent", "batch_idx"))
-        row = Cut.of(saved["batch_idx"]).noted(saved.index("batch_idx"))
+        row = GroupLen.of(saved["batch_idx"]).in_state(saved.index("batch_idx"))
         self._cursor.restore(saved["parent"])
         self._reset(row)
 
@@ -264,9 +261,6 @@ class _Rows:
         self.structure = structure
         self.count = count
         self.before = before
-
-
-_MANY = 1 << 20
 
 
 def _state(before: Position, row: int) -> State:

@@ -86,7 +86,6 @@ class RepeatStage(Stage):
         self._cursor = Cursor(parent)
         self._node = node
         self._num_epochs = node.num_epochs
-        self._initial: State | None = None
         self._reset(0)
 
     def _reset(self, epoch: int) -> None:
@@ -96,13 +95,13 @@ class RepeatStage(Stage):
         self._empty = epoch == 0
 
     @property
-    def pull_size(self) -> int:
+    def pull_size(self) -> int:  # type: ignore[override]
         """See `Stage.pull_size`."""
         return self._cursor.stage.pull_size
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
-        initial = self._first_state()
+        initial = self._cursor.first_state()
         if self._last is not None and self._last.num_finished:
             self._empty = False
         before: tuple[Position, int] | None = None  # the end of the previous epoch, if reached
@@ -128,11 +127,6 @@ class RepeatStage(Stage):
             self._empty = True
         self._epoch += 1
 
-    def _first_state(self) -> State:
-        if self._initial is None:
-            self._initial = self._cursor.stage.state()
-        return self._initial
-
     def state(self) -> State:
         """See `Stage.state`."""
         return _state(self._cursor.state(), self._epoch)
@@ -142,7 +136,7 @@ class RepeatStage(Stage):
         saved = CheckedState(self._node, state, ("parent", "epoch"))
         maximum = sys.maxsize if self._num_epochs is None else self._num_epochs
         epoch = saved.index("epoch", maximum)
-        self._first_state()
+        self._cursor.first_state()
         self._cursor.restore(saved["parent"])
         self._reset(epoch)
         self._empty = False

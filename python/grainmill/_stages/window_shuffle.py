@@ -10,7 +10,7 @@ from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
 from grainmill._iterators.base.checked_state import CheckedState
 from grainmill._iterators.base.cursor import Cursor
-from grainmill._iterators.base.cut import NOT_CUT, Cut
+from grainmill._iterators.base.group_len import FULL, GroupLen
 from grainmill._iterators.base.node import Regrouping, runs
 from grainmill._iterators.base.position import Position, state_at
 from grainmill._iterators.base.stage import Block, Stage, State
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from grainmill._dataset.element_types import AnyDataset
     from grainmill._plan.node import Node
 
-_WindowPosition: TypeAlias = "tuple[Position, int, int, Cut]"
+_WindowPosition: TypeAlias = "tuple[Position, int, int, GroupLen]"
 """The position at a window's start, its number, how many elements were delivered, its end."""
 
 
@@ -113,25 +113,20 @@ class WindowShuffleStage(Stage):
         super().__init__(parent)
         self._cursor = Cursor(parent)
         self._node = node
-        self._size = node.window_size
+        self._size = self.pull_size = node.window_size
         self._seed = node.seed
-        self._reset(0, 0, NOT_CUT)
+        self._reset(0, 0, FULL)
 
-    def _reset(self, index: int, position: int, cut: Cut) -> None:
+    def _reset(self, index: int, position: int, group_len: GroupLen) -> None:
         """Sets the position to the window that starts at the cursor and is not yet filled."""
         self._filling_start = self._cursor.position()
-        self._current = (self._filling_start, index, position, cut)
-        self._cut = cut
+        self._current = (self._filling_start, index, position, group_len)
+        self._group_len = group_len
         self._index = index
         self._skip = position
         self._window: list[Any] = []
         self._position = 0
         self._filling: list[Any] = []
-
-    @property
-    def pull_size(self) -> int:
-        """See `Stage.pull_size`; all elements of a window are available together."""
-        return self._size
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
@@ -145,14 +140,14 @@ class WindowShuffleStage(Stage):
         self._position = end = begin + len(elements)
         if end == length:
             self._index += 1
-        cut = self._cut
-        self._current = (start, self._index, end, cut)
-        first = (start, index, begin, cut)
+        group_len = self._group_len
+        self._current = (start, self._index, end, group_len)
+        first = (start, index, begin, group_len)
         return Block(elements, functools.partial(_state_after, last, first, length))
 
     def _fill(self) -> bool:
         """Fills the next window, or that of a restored state; `False` at the end."""
-        size = self._cut.left(self._size) if self._skip else self._size
+        size = self._group_len.left(self._size) if self._skip else self._size
         while len(self._filling) < size:
             start = None if self._filling else self._cursor.position()
             elements = self._cursor.take(size - len(self._filling))
@@ -169,7 +164,7 @@ class WindowShuffleStage(Stage):
         if not self._filling:
             return False
         filling, self._filling = self._filling, []
-        self._cut = NOT_CUT if len(filling) == self._size else Cut(len(filling))
+        self._group_len = FULL if len(filling) == self._size else GroupLen(len(filling))
         order = window_order(len(filling), (self._seed + self._index) % 2**32).tolist()
         self._window = [filling[at] for at in order]
         self._position, self._skip = self._skip, 0
@@ -184,22 +179,22 @@ class WindowShuffleStage(Stage):
         keys = ("parent_window_start_state", "window_index", "pos_in_window")
         saved = CheckedState(self._node, state, keys)
         index, position = saved.index("window_index"), saved.index("pos_in_window", self._size)
-        cut = Cut.of(saved["pos_in_window"])
+        group_len = GroupLen.of(saved["pos_in_window"])
         self._cursor.restore(saved["parent_window_start_state"])
-        self._reset(index, position, cut)
+        self._reset(index, position, group_len)
 
 
 def _state(window: _WindowPosition) -> State:
-    start, index, position, cut = window
+    start, index, position, group_len = window
     return {
         "parent_window_start_state": state_at(start),
         "window_index": index,
-        "pos_in_window": cut.noted(position),
+        "pos_in_window": group_len.in_state(position),
     }
 
 
 def _state_after(last: _WindowPosition, first: _WindowPosition, length: int, k: int) -> State:
     if not k:
         return _state(last)
-    start, index, begin, cut = first
-    return _state((start, index + (begin + k == length), begin + k, cut))
+    start, index, begin, group_len = first
+    return _state((start, index + (begin + k == length), begin + k, group_len))

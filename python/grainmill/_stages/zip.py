@@ -154,6 +154,8 @@ class ZipStage(Stage):
     If all parents have elements ready, their tuples are returned as one block.
     """
 
+    pull_size = PULL_SIZE
+
     def __init__(self, node: Zip, *parents: Stage) -> None:
         super().__init__(*parents)
         self._node = node
@@ -166,11 +168,6 @@ class ZipStage(Stage):
         self._points: list[Position] | None = None  # before these, if known
         self._refusal: str | None = None
         self._ended = False
-
-    @property
-    def pull_size(self) -> int:
-        """See `Stage.pull_size`."""
-        return PULL_SIZE
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""

@@ -1,1 +1,21 @@
-"""What datasets and iterators show of themselves: texts, drawings, progress, statistics."""
+"""What datasets and iterators show of themselves."""
+
+from typing import TYPE_CHECKING
+
+from grainmill._lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from grainmill._dataset.views.observers import observe
+    from grainmill._dataset.views.statistics import stats_of, verdict_of
+else:
+    # Imported when they are used, as few programs look at statistics.
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "observe": "grainmill._dataset.views.observers",
+            "stats_of": "grainmill._dataset.views.statistics",
+            "verdict_of": "grainmill._dataset.views.statistics",
+        },
+    )
+
+__all__ = ["observe", "stats_of", "verdict_of"]

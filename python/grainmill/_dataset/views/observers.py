@@ -13,6 +13,7 @@ from grainmill._plan import random_access as plan
 from grainmill._stats.element_specs import spec_of
 from grainmill._stats.graph import graph_text, known_specs
 from grainmill._stats.summary import summary_text
+from grainmill._stats.tracking import drawing_directory, logs_summary
 from grainmill._threads import start_thread
 
 if TYPE_CHECKING:
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("grainmill")
 # Seconds between two summaries of an iterator.
 SUMMARY_INTERVAL_S = 60.0
+
+
+def observe(iterator: Any) -> None:
+    """Logs the times of a running iterator, or draws its pipeline, as the settings say."""
+    directory = drawing_directory()
+    if logs_summary():
+        SummaryLog(iterator)
+    elif directory is not None and not iterator._recorder.tracks:  # noqa: SLF001
+        draw(iterator, directory)
 
 
 def draw(iterator: Any, directory: str) -> None:

@@ -5,12 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from grainmill._dataset.views.user_stats import USER_STATS
-from grainmill._stats.report import Consumer, collected
+from grainmill._stats.report import Consumer, as_dict, collected
+from grainmill._stats.verdict import verdict_on
 
 if TYPE_CHECKING:
     from grainmill._iterators.base.stage import Stage
     from grainmill._stats.meters import Recorder, StageMeter
     from grainmill._stats.report import Report
+
+
+def stats_of(iterator: Any) -> dict[str, Any]:
+    """See `DatasetIterator.stats`."""
+    return as_dict(report_on(iterator))
+
+
+def verdict_of(iterator: Any, *, has_consumer: bool = True) -> str:
+    """See `DatasetIterator.verdict`; `has_consumer` as in `verdict_on`."""
+    return verdict_on(report_on(iterator), has_consumer=has_consumer).text
 
 
 def report_on(iterator: Any) -> Report:

@@ -82,7 +82,8 @@ class Blocks(abc.ABC):
             before = self.position
             self._is_computing = True
             try:
-                self._compute_next(limit)
+                compute = self._computing()
+                compute(limit)
             except BaseException:  # an interrupt can occur anywhere
                 self.rewind(before)
                 raise
@@ -97,6 +98,10 @@ class Blocks(abc.ABC):
         self.position += len(rest.elements)
         self.meter.elements += len(rest.elements)
         return rest
+
+    def _computing(self) -> Callable[[int], None]:
+        """`_compute_next`, or what does the same with fewer calls."""
+        return self._compute_next
 
     @abc.abstractmethod
     def _compute_next(self, limit: int) -> None:
@@ -411,15 +416,17 @@ class Executor(Blocks):
             self._pace.turns = self._pool.turns
             weakref.finalize(self, self._pool.shutdown).atexit = False
 
-    def _compute_next(self, limit: int) -> None:
+    def _computing(self) -> Callable[[int], None]:
+        """See `Blocks`."""
         demand = self.demand
         if demand is not None and demand.ended:
             raise closed_error()
-        if self._pool is None:
-            if not self._ahead.tasks and not self._program.waits_for_storage:
-                self._compute_in_caller(limit)
-                return
-        elif self._pid != os.getpid():  # threads do not survive a fork
+        if self._pool is None and not self._ahead.tasks and not self._program.waits_for_storage:
+            return self._compute_in_caller
+        return self._compute_next
+
+    def _compute_next(self, limit: int) -> None:
+        if self._pool is not None and self._pid != os.getpid():  # threads do not survive a fork
             self._reset()
         self._await_inits()
         self._start_next(limit)
@@ -451,7 +458,7 @@ class Executor(Blocks):
         num_left = block.count - block.num_taken
         if self._enqueue_block(result, num_left) and not num_left:
             self._rest = None  # all was delivered before: not the plan's end
-            self._compute_next(limit)
+            self._computing()(limit)
 
     def _start_next(self, limit: int) -> None:
         """Starts computing the next blocks, or computes elements on this thread, without a block.

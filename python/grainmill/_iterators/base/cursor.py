@@ -81,10 +81,20 @@ class Cursor:
         stage: The stage that elements are taken from.
     """
 
-    __slots__ = ("_block", "_num_taken", "_offset", "_offsets", "_peeked", "_start", "stage")
+    __slots__ = (
+        "_block",
+        "_first_state",
+        "_num_taken",
+        "_offset",
+        "_offsets",
+        "_peeked",
+        "_start",
+        "stage",
+    )
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
+        self._first_state: State | None = None
         self._reset()
 
     def _reset(self, state_after: StateAfter | None = None) -> None:
@@ -269,6 +279,12 @@ class Cursor:
     def state(self) -> State:
         """The stage's state after the elements taken."""
         return state_at(self.position())
+
+    def first_state(self) -> State:
+        """The stage's state at its start; the first call must come before the stage moves."""
+        if self._first_state is None:
+            self._first_state = self.stage.state()
+        return self._first_state
 
     def restore(self, state: State) -> None:
         """Continues where `state`, a state of the stage, was taken."""

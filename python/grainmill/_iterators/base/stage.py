@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias
 
 from grainmill._evaluate.evaluated import SKIPPED, Evaluated, evaluated
@@ -90,7 +91,7 @@ class Block:
     @property
     def num_finished(self) -> int:
         """How many elements were not skipped, once all are finished."""
-        return len(self.elements) - (len(self.dropped) if self.dropped else 0)
+        return num_after(0, self.dropped, len(self.elements))
 
     def with_states(self, state_after: StateAfter) -> Block:
         """The same elements, with the states of a stage that passes them on."""
@@ -123,6 +124,11 @@ class Block:
         return evaluated(one_by_one, raw, start)
 
 
+def num_after(before: int, dropped: list[int] | None, k: int) -> int:
+    """How many elements there are after the first `k` raw ones of a block, `before` before it."""
+    return before + k - (bisect_left(dropped, k) if dropped else 0)
+
+
 def _no_state(_: int) -> State:
     raise AssertionError("there is no block")
 
@@ -147,10 +153,13 @@ class Stage(abc.ABC):
         is_elementwise: Whether its own times are taken where elements of lazy blocks are finished.
         has_own_thread: Whether another thread pulls from its parents.
         packs: Whether it joins elements into rows, and runs no code of a user.
+        pull_size: How many elements to pull when one is requested: those that are computed
+            together.
     """
 
     moves_start: ClassVar[bool] = True
     packs: ClassVar[bool] = False
+    pull_size = 1
     node: Node | None = None
     recorder: Recorder | None = None
     is_elementwise = False
@@ -158,11 +167,6 @@ class Stage(abc.ABC):
 
     def __init__(self, *parents: Stage) -> None:
         self.parents = parents
-
-    @property
-    def pull_size(self) -> int:
-        """How many elements to pull when one is requested: those that are computed together."""
-        return 1
 
     @abc.abstractmethod
     def pull(self, limit: int) -> Block:
