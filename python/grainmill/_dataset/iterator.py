@@ -402,16 +402,12 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
                     if self._closed:
                         raise closed_error(self._closed_message())  # noqa: TRY301
                     self._changing = True
-                    stage, meter, trace = self._stage, self._meter, self._trace
-                    if trace is not None and trace.is_enabled():
-                        with trace(f"grainmill {self}"):
-                            block = stage.pull(stage.pull_size)
-                        meter.timer.countdown -= len(block.elements)
-                    elif meter.timer.countdown > 0:
-                        block = stage.pull(stage.pull_size)
-                        meter.timer.countdown -= len(block.elements)
+                    timer, trace = self._meter.timer, self._trace
+                    if timer.countdown > 0 and (trace is None or not trace.is_enabled()):
+                        block = self._stage.pull(self._stage.pull_size)
+                        timer.countdown -= len(block.elements)
                     else:
-                        block = meter.pull()
+                        block = self._pull_recorded()
                     if self._hold(block):
                         return
                     continue
@@ -505,6 +501,16 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
         self._pid = os.getpid()  # after a fork: the thread that holds it exists in the parent only
         self._lock = threading.RLock()
         return self._try_acquire()
+
+    def _pull_recorded(self) -> Block:
+        """Pulls the next block, which is timed, or shown in a trace."""
+        trace = self._trace
+        if trace is None or not trace.is_enabled():
+            return self._meter.pull()
+        with trace(f"grainmill {self}"):
+            block = self._stage.pull(self._stage.pull_size)
+        self._meter.timer.countdown -= len(block.elements)
+        return block
 
     def _hold(self, block: Block) -> bool:
         """Makes the elements of a block the next ones; returns whether they are ready now."""
