@@ -6,7 +6,9 @@ from stage_harness import count_at_rest, found
 from under_test import INLINE
 
 import grainmill as grain
-from grainmill._evaluate.batches.batch_blocks import BatchBlock, batched, in_batches
+from grainmill._evaluate.batches.batch_blocks import BatchBlock
+from grainmill._evaluate.batches.batched import batched, in_batches
+from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.program import Program
 from grainmill._tree import flatten
 from grainmill.array_record import ArrayRecordWriter
@@ -99,7 +101,7 @@ def test_workers_change_no_batch_state_or_failure(function):
 
 @pytest.mark.parametrize(("function", "is_split"), [(plain, True), (nested, False)])
 def test_small_batches_are_split_from_one(function, is_split):
-    program = Program(grain.MapDataset.range(100).map(function)._node)
+    program = compiled(grain.MapDataset.range(100).map(function)._node)
     in_batches(program, 0, 7, 7)
     pieces, rest = in_batches(program, 7, 90, 7)
     assert rest is None
@@ -115,8 +117,8 @@ def test_small_batches_are_split_from_one(function, is_split):
             assert made.flags.writeable
 
 
-def setting_again(name, then):
-    """A program whose attribute `name` becomes `then` once it is read, as by another thread."""
+def setting_again(program, name, then):
+    """`program`, whose attribute `name` becomes `then` once it is read, as by another thread."""
 
     def read(program):
         found, program.__dict__[name] = program.__dict__[name], then
@@ -125,7 +127,8 @@ def setting_again(name, then):
     def write(program, value):
         program.__dict__[name] = value
 
-    return type("SettingAgain", (Program,), {name: property(read, write)})
+    program.__class__ = type("SettingAgain", (Program,), {name: property(read, write)})
+    return program
 
 
 def test_layout_reset_by_another_thread_is_noticed(tmp_path):
@@ -134,10 +137,10 @@ def test_layout_reset_by_another_thread_is_noticed(tmp_path):
             writer.write(np.full(4, number, np.int32).tobytes())
     source = grain.sources.ArrayRecordDataSource(str(tmp_path / "file"))
     ds = grain.MapDataset.source(source).map(lambda record: np.frombuffer(record, np.int32))
-    first = Program(ds._node)
+    first = compiled(ds._node)
     batched(first, 0, 10)
     assert first.layout is not None
-    program = setting_again("layout", None)(ds._node)
+    program = setting_again(compiled(ds._node), "layout", None)
     program.layout = first.layout
     rows = batched(program, 10, 10)
     assert rows.batch.tolist() == [[number] * 4 for number in range(10, 20)]
@@ -145,7 +148,7 @@ def test_layout_reset_by_another_thread_is_noticed(tmp_path):
 
 def test_batches_that_another_thread_finds_large_are_not_split():
     ds = grain.MapDataset.range(100).map(lambda x: x if x < 50 else x / 2)
-    program = setting_again("batches_small", then=False)(ds._node)
+    program = setting_again(compiled(ds._node), "batches_small", then=False)
     program.batches_small = True
     pieces, _ = in_batches(program, 0, 100, 10)
     cut = [rows.batch for piece in pieces for rows in piece.split(10)]

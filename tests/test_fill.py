@@ -10,7 +10,7 @@ from oracle_stack import assert_same, stacked
 import grainmill as grain
 from grainmill import MapDataset
 from grainmill._evaluate.batches.stack import BatchBuilder
-from grainmill._evaluate.program import Program
+from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.sources import element_sources
 from grainmill._native import Arena
 from grainmill.array_record import ArrayRecordWriter
@@ -111,7 +111,7 @@ def alike(elements):
 @pytest.mark.parametrize("file", ["whole", "damaged"])
 @pytest.mark.parametrize("name", MAPS)
 def test_filled_rows_are_the_elements(folder, name, file):
-    program = Program(dataset(folder, name, file)._node)
+    program = compiled(dataset(folder, name, file)._node)
     chance = random.Random(name)
     filled_most = 0
     for _ in range(30):
@@ -141,7 +141,7 @@ def test_unreadable_record_fails_at_its_position(folder, monkeypatch, part_len):
         element_sources.FileSource, "_read", lambda _, *asked: asked_again.append(asked)
     )
     source = ArrayRecordDataSource(str(folder / "damaged"))
-    program = Program(MapDataset.source(source).map(as_array)._node)
+    program = compiled(MapDataset.source(source).map(as_array)._node)
     targets, rows = rows_for(NUM_RECORDS)
     parts = program.run_incrementally(0, NUM_RECORDS)
     filled, rest = parts.fill(targets, 0, NUM_RECORDS, part_len)
@@ -184,9 +184,9 @@ def test_each_element_is_announced_before_it_is_computed(folder, name):
         made_at.append(marked[-1])
         return as_array(record)
 
-    program = Program(dataset(folder, name, first=watched)._node)
+    program = compiled(dataset(folder, name, first=watched)._node)
     program.run(0, 1)  # tells that the file is in memory
-    program.report_to(marked.append)
+    program.mark = marked.append
     targets, _ = rows_for(100)
     filled, _ = program.run_incrementally(20, 100).fill(targets, 25, 120, 4)
     made_at.remove(0)

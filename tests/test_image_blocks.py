@@ -13,7 +13,7 @@ from PIL import Image
 
 import grainmill as grain
 from grainmill import MapDataset, _native
-from grainmill._evaluate.program import Program
+from grainmill._evaluate.compile import compiled
 from grainmill._loader.records import MapData
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.transforms import DecodeImage, DecodeRandomCrop, Tokenize
@@ -237,10 +237,10 @@ def test_longer_blocks_are_not_tried(source):
     decode, other = DecodeImage(size=(8, 8)), DecodeImage(size=(9, 9))
     mixed = MapDataset.mix([ds.map(decode), ds.map(other), ds.map(other)])
     for images in (ds.map(decode), mixed, ds.map(MapData(decode.map, decode))):
-        program = Program(images._plan_node())
+        program = compiled(images._plan_node())
         assert not program.maps_blocks
         assert not program.reads_lists
-    assert Program(ds.map(Tokenize(list)).map(decode)._plan_node()).maps_blocks
+    assert compiled(ds.map(Tokenize(list)).map(decode)._plan_node()).maps_blocks
 
 
 def test_random_crops_keep_their_generators(source):

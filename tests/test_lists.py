@@ -8,9 +8,9 @@ import pytest
 from under_test import INLINE, experimental, grain
 
 from grainmill._dataset.iter_dataset import node_of
+from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.prefetch import tuning
 from grainmill._evaluate.prefetch.executor import Pace
-from grainmill._evaluate.program import Program
 from grainmill._loader.records import SampledRecords
 
 pytestmark = pytest.mark.better_than_grain("Grain asks for one element at a time")
@@ -343,5 +343,5 @@ def test_a_loader_whose_source_offers_no_lists_spreads_its_elements(offers_lists
     source = kind()
     sampler = grain.samplers.SequentialSampler(N, grain.sharding.NoSharding())
     records = SampledRecords(sampler, source, with_rng=False)
-    assert Program(node_of(grain.MapDataset.source(records))).reads_lists == offers_lists
+    assert compiled(node_of(grain.MapDataset.source(records))).reads_lists == offers_lists
     assert [record.data for record in records.__getitems__([3, 1])] == [3, 1]

@@ -11,7 +11,9 @@ import pytest
 
 import grainmill as grain
 from grainmill import MapDataset
-from grainmill._evaluate.program import Program
+from grainmill._evaluate.compile import compiled
+from grainmill._evaluate.notes import stages_passed
+from grainmill._plan import random_access as plan
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.experimental import WindowShuffleMapDataset, ZipMapDataset
 from grainmill.sources import ArrayRecordDataSource
@@ -131,7 +133,7 @@ def many_parts(chance, sources, depth=2):
 def test_elements_and_origins_match_those_of_single_positions(seed, sources):
     chance = random.Random(seed)
     ds = many_parts(chance, sources)
-    program = Program(ds._node)
+    program = compiled(ds._node)
     for _ in range(3):
         start, count = chance.randrange(500), chance.randrange(1, 90)
         expected = [plan_oracle.element(ds._node, at) for at in range(start, start + count)]
@@ -145,36 +147,33 @@ def test_elements_and_origins_match_those_of_single_positions(seed, sources):
         assert made == expected
         jumps = np.array(chance.choices(range(start, start + count), k=20), np.int64)
         assert program.run_at(jumps).elements == [expected[at - start] for at in jumps]
-        assert_origins(program, ds._node, range(start, start + count))
-        assert_origins(program, ds._node, jumps)
+        assert_origins(ds._node, range(start, start + count))
         numbers = program.numbers(start, count)
         assert numbers is None or numbers.tolist() == expected
 
 
-def assert_origins(program, node, positions):
-    if isinstance(positions, range):
-        origins = program.origins(positions.start, len(positions))
-    else:
-        origins = program.origins_at(positions)
-    found = zip(
-        [program.sources[source] for source in origins.source.tolist()],
-        origins.record.tolist(),
-        origins.epoch.tolist(),
-        strict=True,
-    )
-    assert list(found) == [plan_oracle.origin(node, int(at)) for at in positions]
+def assert_origins(node, positions):
+    for at in positions:
+        *_, (source, index) = stages_passed(node, at)
+        if isinstance(source, plan.FlatMap):
+            ((_, at_parent),) = source.inputs(index)
+            assert_origins(source.parent, [at_parent])
+            continue
+        expected, record, epoch = plan_oracle.origin(node, at)
+        assert source is expected
+        assert index == record + (epoch * source.length if epoch else 0)
 
 
 def test_origins_of_stages_that_join_elements_are_those_stages():
     zipped = ZipMapDataset([MapDataset.range(6).shuffle(seed=1), MapDataset.range(6)])
     parts = [MapDataset.range(10).batch(4), zipped.batch(2).repeat(2), MapDataset.source(Endless())]
     ds = MapDataset.mix(parts)
-    assert_origins(Program(ds._node), ds._node, range(40))
+    assert_origins(ds._node, range(40))
 
 
 def test_a_mixture_of_ranges_is_an_array_of_numbers():
     ds = MapDataset.mix([MapDataset.range(n, n + 9).shuffle(seed=n) for n in range(300)])
-    program = Program(ds._node)
+    program = compiled(ds._node)
     assert program.gives_numbers
     assert not program.runs_user_code
     assert program.numbers(5, 0).tolist() == []
@@ -212,7 +211,7 @@ def test_elements_before_a_failure_are_delivered_and_no_function_runs_after_it(j
         return make
 
     ds = join([MapDataset.range(10).map(watched(number)) for number in range(20)])
-    program = Program(ds._node)
+    program = compiled(ds._node)
     made, failure = program.run(0, 200)
     assert isinstance(failure, WorseError)
     assert len(made) == (3 * 20 + 7 if join == MapDataset.mix else 73)
@@ -233,7 +232,7 @@ def test_an_unreadable_record_hides_none_before_it(tmp_path):
             content[content.index(bytes([120, 2]) * 100) + 50] ^= 1
             path.write_bytes(content)
         parts.append(MapDataset.source(ArrayRecordDataSource(str(path))))
-    program = Program(MapDataset.mix(parts)._node)
+    program = compiled(MapDataset.mix(parts)._node)
     for _ in range(2):
         made, failure = program.run(0, 120)
         assert failure is not None
@@ -245,9 +244,9 @@ def test_an_unreadable_record_hides_none_before_it(tmp_path):
 
 
 def test_slow_storage_is_read_for_all_parts_together(sources):
-    program = Program(MapDataset.mix([MapDataset.source(source) for source in sources])._node)
+    program = compiled(MapDataset.mix([MapDataset.source(source) for source in sources])._node)
     expected = program.run(0, 60)
-    (source,) = program._element_sources
+    ((_, source),) = program.chain.sources()
     assert not program.waits_for_storage
     begun = []
 
@@ -277,7 +276,7 @@ def test_a_source_with_a_wrong_length_reads_no_records_of_others(tmp_path):
             for record in range(4):
                 writer.write(b"%s%d" % (path.name.encode(), record))
     joined = MapDataset.concatenate([MapDataset.source(Longer(str(path))) for path in paths])
-    made, failure = Program(joined._node).run(0, 12)
+    made, failure = compiled(joined._node).run(0, 12)
     assert made == [b"a0", b"a1", b"a2", b"a3"]
     assert "record 4" in str(failure)
     assert joined[6] == b"b0"
@@ -317,11 +316,11 @@ class Counted(Plain):
 
 def test_a_block_reads_only_the_parts_it_needs():
     ds = MapDataset.concatenate([MapDataset.source(Counted(n, 10)).batch(5) for n in range(500)])
-    program = Program(ds._node)
+    program = compiled(ds._node)
     Counted.opened = 0
     assert program.run(0, 4).failure is None
     assert Counted.opened == 20
-    (source,) = (source for _, source in program._chain.sources())
+    (source,) = (source for _, source in program.chain.sources())
     assert len(source._sources) < 30
 
 
@@ -332,14 +331,14 @@ def test_parts_that_are_alike_are_one_chain():
         lambda n: MapDataset.source(Plain(n, 4)),
     ]
     ds = MapDataset.mix([shapes[n % 3](n) for n in range(300)]).map(shared)
-    assert len(Program(ds._node)._chain.sources()) == 3
+    assert len(compiled(ds._node).chain.sources()) == 3
 
 
 @pytest.mark.parametrize("make", [MapDataset.mix, MapDataset.concatenate])
 def test_a_block_costs_as_much_in_many_parts_as_in_few(make):
     def seconds(num_parts):
         ds = make([MapDataset.range(n, n + 50).map(lambda x: x + 1) for n in range(num_parts)])
-        program = Program(ds._node)
+        program = compiled(ds._node)
         program.run(0, 500)
         began = time.process_time()
         for start in range(0, 5000, 500):

@@ -12,8 +12,8 @@ from effort import SEED, cases
 
 import grainmill as grain
 from grainmill import MapDataset
+from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.prefetch import tuning
-from grainmill._evaluate.program import Program
 from grainmill._native import GrainmillError
 from grainmill.array_record import ArrayRecordWriter
 
@@ -202,7 +202,7 @@ def test_states_are_those_of_elements():
 
 def test_a_failing_block_is_computed_one_by_one_up_to_the_element():
     transform = Scale([57])
-    program = Program(MapDataset.range(NUM).map(transform)._node)
+    program = compiled(MapDataset.range(NUM).map(transform)._node)
     result = program.run(10, 100)
     assert result.elements == [x * 3 for x in range(10, 57)]
     assert transform.blocks == [100]
@@ -245,7 +245,7 @@ def test_an_interrupt_is_not_computed_again():
             raise KeyboardInterrupt
 
     transform = Interrupted()
-    program = Program(MapDataset.range(NUM).map(transform)._node)
+    program = compiled(MapDataset.range(NUM).map(transform)._node)
     with pytest.raises(KeyboardInterrupt):
         program.run(0, 20)
     assert not transform.singly

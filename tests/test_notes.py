@@ -268,7 +268,7 @@ class Origins:
             MapDataset.mix(parts),
             MapDataset.concatenate(parts),
             experimental.FlatMapMapDataset(parts[0], Twice()),
-            parts[0].cache(),
+            parts[0].shuffle(seed=depth).cache().repeat(2)[1:],
             parts[0].shuffle(seed=depth).repeat(2)[1:],
         ]
         return self.draw.choice(joined)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from parquet_tables import KINDS, plain, random_table, rows_of, same_value
 
 import grainmill as grain
-from grainmill._evaluate.program import Program
+from grainmill._evaluate.compile import compiled
 from grainmill._native import GrainmillError
 from grainmill._sources.parquet_dataset import ParquetDatasetIterator
 from grainmill.experimental import ParquetIterDataset
@@ -411,7 +411,7 @@ def stacked_one_by_one(ds, batch_size):
 
 def is_of_columns(ds, count):
     """Whether a batch of the first elements is made without a dict for each row."""
-    return Program(ds._plan_node()).batch_of_columns(0, count, count) is not None
+    return compiled(ds._plan_node()).batch_of_columns(0, count, count) is not None
 
 
 @pytest.mark.parametrize("joined", ["mix", "concatenate", "nested"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grainmill import MapDataset
-from grainmill._evaluate.program import Program
+from grainmill._evaluate.compile import compiled
 from grainmill.experimental import ZipMapDataset
 
 
@@ -40,7 +40,7 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_parts_have_the_elements_of_the_whole(name):
     dataset = PLANS[name]()
-    program = Program(dataset._node)
+    program = compiled(dataset._node)
     chance = random.Random(name)
     for _ in range(50):
         count = chance.randrange(1, len(dataset) + 1)

@@ -93,6 +93,8 @@ def lacking_by_index(kind):
         lacks += [] if answered(kind, "tree") else ["tree"]
     elif not (kind.step_kind or kind.computed_by or kind in SOURCES):
         lacks.append("computed_by")
+    if kind.computed_by or kind is random_access.Cache:
+        lacks += [] if answered(kind, "inputs") else ["inputs"]
     node = EXAMPLES.get(kind)
     if node is None:
         lacks.append("a pipeline in `tests/stages.py`")
@@ -172,6 +174,7 @@ OMISSIONS_BY_INDEX = [
     *((random_access.Batch, "over"), (random_access.Repeat, "over")),
     *((random_access.FlatMap, "over"), (random_access.Batch, "computed_by")),
     *((random_access.Zip, "computed_by"), (random_access.FlatMap, "computed_by")),
+    *((random_access.Zip, "inputs"), (random_access.Cache, "inputs")),
 ]
 
 

@@ -40,7 +40,7 @@ class Files:
 def read_blocks(source, num_blocks):
     index = np.arange(100)
     for _ in range(num_blocks):
-        made = source.finish(source.start(index))
+        made = source.read(index, source.start(index))
         assert made.failure is None
         assert made.elements == [b"%d" % i for i in range(100)]
 
@@ -134,8 +134,8 @@ def test_reads_in_flight_are_an_option_of_their_own(tmp_path):
     ds = MapDataset.source(source).map(len)
     for options, expected in ((None, 128), (ReadOptions(max_reads_in_flight=7), 7)):
         with iter(ds.batch(3).to_iter_dataset(options)) as iterator:
-            batches = iterator._stage._program._chain.source[1]
-            assert batches._parent._chain.source[1]._reads.max_in_flight == expected
+            batches = iterator._stage._program.chain.source[1]
+            assert batches._parent.chain.source[1]._reads.max_in_flight == expected
     with pytest.raises(ValueError, match="`max_reads_in_flight` must be at least 1 or None, got 0"):
         ReadOptions(max_reads_in_flight=0)
 

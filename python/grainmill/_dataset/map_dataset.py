@@ -22,7 +22,7 @@ from grainmill._dataset.shared_batches import SharedMemoryOutput
 from grainmill._dataset.views import hints
 from grainmill._dataset.views.reprs import Shown
 from grainmill._dataset.views.user_stats import STATS
-from grainmill._evaluate.program import Program
+from grainmill._evaluate.compile import compiled
 from grainmill._iterators.read import read
 from grainmill._plan import random_access as plan
 from grainmill._plan import transforms
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from grainmill._dataset.iterator import DatasetIterator
+    from grainmill._evaluate.program import Program
     from grainmill._plan.node import Node
     from grainmill._plan.options import ReadOptions
 
@@ -762,7 +763,7 @@ class PlannedMapDataset(MapDataset[T_co]):
 
     def _compiled(self) -> Program:
         if self._program is None:
-            self._program = Program(self._node)
+            self._program = compiled(self._node)
         return self._program
 
     def __getitems__(self, indices: Sequence[int]) -> list[T_co | None]:

@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._evaluate.batches.batch_blocks import byte_len
 from grainmill._evaluate.chain import Chain, StepColumn
+from grainmill._evaluate.context import Context
 from grainmill._evaluate.fused import Fused
 from grainmill._evaluate.fused_blocks import BlockFused
 from grainmill._evaluate.grouped_steps import step_of
-from grainmill._evaluate.sources import element_sources, grouped_sources
+from grainmill._evaluate.program import Program
+from grainmill._evaluate.sources import (
+    element_sources,
+    gathered_sources,  # noqa: F401 - what computes batches and the like
+    grouped_sources,
+)
 from grainmill._evaluate.sources.cache_source import CacheSource
 from grainmill._evaluate.sources.converted_source import ConvertedRecords
 from grainmill._evaluate.sources.row_source import RowSource
@@ -23,10 +29,8 @@ from grainmill._plan import random_access as plan
 from grainmill._plan.node import random_access
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Hashable, Sequence
 
-    from grainmill._evaluate.context import Context
-    from grainmill._evaluate.evaluator import Evaluator
     from grainmill._evaluate.fused import Step
     from grainmill._evaluate.sources.element_sources import ElementSource, Indices
     from grainmill._native import RecordFiles
@@ -37,18 +41,20 @@ _INT64_LIMIT = 2**63
 
 
 def compiled(
-    node: Node, program_of: Callable[[Node], Evaluator], context: Context
-) -> tuple[Tree, Chain]:
-    """The index tree of the plan that ends in `node`, and the chain that computes its elements.
+    node: Node, context: Context | None = None, programs: dict[int, Program] | None = None
+) -> Program:
+    """The program of the plan that ends in `node`.
 
     Args:
         node: The last stage; must have random access.
-        program_of: Compiles the parents of stages such as batches.
-        context: The options and limits it runs with.
+        context: The options and limits it runs with; new ones if `None`.
+        programs: Those of this plan until now, by the `id` of their nodes: a node that several
+            stages read is compiled once.
     """
-    compiler = _Compiler(program_of, context)
+    context = context or Context()
+    compiler = _Compiler(context, {} if programs is None else programs)
     (tree,), unfused = compiler.compile([_path_of(random_access(node))])
-    return tree, unfused.chain(context.recorder)
+    return Program(node, tree, unfused.chain(context.recorder), context.recorder)
 
 
 class _Path(NamedTuple):
@@ -89,11 +95,12 @@ class _Unfused(NamedTuple):
 
     def chain(self, recorder: Recorder) -> Chain:
         """The chain with its functions fused into one loop."""
-        inputs, steps, nodes = self.inputs, self.steps, self.nodes
-        if isinstance(inputs, list):
-            inputs = tuple(unfused.chain(recorder) for unfused in inputs)
-        elif steps:
-            reads = inputs[1].first_step()
+        source, upstream, steps, nodes = None, [], self.steps, self.nodes
+        if isinstance(self.inputs, list):
+            upstream = [unfused.chain(recorder) for unfused in self.inputs]
+        else:
+            source = self.inputs
+            reads = source[1].first_step() if steps else None
             if reads is not None:
                 steps, nodes = [reads, *steps], [self.source, *nodes]
         maps_blocks = any(step.block is not None for step in steps)
@@ -102,7 +109,7 @@ class _Unfused(NamedTuple):
             fused.meter = recorder.loop(nodes, byte_len)
             if nodes[0] is not self.source:
                 fused.meter.source = recorder.stage(self.source)
-        return Chain(inputs, fused, tuple(self.columns))
+        return Chain(source, upstream, fused, tuple(self.columns))
 
 
 def _path_of(node: Any) -> _Path:
@@ -117,10 +124,16 @@ def _path_of(node: Any) -> _Path:
 
 
 class _Compiler:
-    def __init__(self, program_of: Callable[[Node], Evaluator], context: Context) -> None:
-        self._program_of = program_of
+    def __init__(self, context: Context, programs: dict[int, Program]) -> None:
         self._context = context
+        self._programs = programs
         self._next_number = 0
+
+    def _program_of(self, parent: Node) -> Program:
+        """The program of the parent of a stage such as a batch."""
+        if id(parent) not in self._programs:
+            self._programs[id(parent)] = compiled(parent, self._context, self._programs)
+        return self._programs[id(parent)]
 
     def _number(self) -> int:
         self._next_number += 1

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grainmill._evaluate.loops import passed_by
-from grainmill._evaluate.origins import OriginTree
 from grainmill._interrupts import raise_interrupt, suppressed
 from grainmill._native import Resolver
 from grainmill._plan import random_access as plan
@@ -39,22 +38,22 @@ def add_element_notes(failure: BaseException, node: Node, whole: Chain, position
         position: The position of the element.
     """
     with suppressed():  # the failure matters more than its notes
-        path = list(_path(random_access(node), position))
-        failed = path.index(_failed(failure, path, whole))
-        _, index = path[failed]
-        number, text = _numbered(path, failed)
+        passed = list(stages_passed(node, position))
+        failed = passed.index(_failed(failure, passed, whole))
+        _, index = passed[failed]
+        number, text = _numbered(passed, failed)
         lines = [f"while computing element {number} of {text}"]
-        last = _last(path)
-        if path[last][1] != index and last < failed:
-            number, text = _numbered(path, last)
+        last = _last(passed)
+        if passed[last][1] != index and last < failed:
+            number, text = _numbered(passed, last)
             lines.append(f"for element {number} of {text}")
-        add_note(failure, lines + _records(*path[-1]))
+        add_note(failure, lines + _records(*passed[-1]))
 
 
 def described(node: Node, first: int, last: int) -> list[str]:
     """Note lines for the elements `first` to `last` of a plan, and their records."""
-    paths = [list(_path(random_access(node), at)) for at in (first, last)]
-    (start, stage), (end, _) = (_numbered(path, _last(path)) for path in paths)
+    paths = [list(stages_passed(node, at)) for at in (first, last)]
+    (start, stage), (end, _) = (_numbered(passed, _last(passed)) for passed in paths)
     if first == last:
         return [f"from element {start} of {stage}", *_records(*paths[0][-1])]
     return [f"from elements {start} to {end} of {stage}"]
@@ -70,17 +69,20 @@ def computing(node: Node, first: int, last: int) -> tuple[str, list[str]]:
     return f"while computing {computed.removeprefix('from ')}", lines
 
 
-def _path(node: MapNode, index: int) -> Iterator[tuple[MapNode, int]]:
-    """The stages that an element passes, from the last one upstream, with its index in each."""
+def stages_passed(node: Node, index: int) -> Iterator[tuple[MapNode, int]]:
+    """The stages that an element passes, from the last one upstream, with its index in each.
+
+    The last of them is a source, or makes elements of others: a batch, a tuple of `zip`.
+    """
     while True:
-        yield node, index
-        number = 0
-        if node.joins or node.rearranges:
-            leaves = [("leaf", _COLUMN, at) for at in range(len(node.parents))]
-            index, number = _upstream_index(node.tree(*leaves), index)
-        elif node.step_kind is None:
+        stage, number = random_access(node), 0
+        yield stage, index
+        if stage.joins or stage.rearranges:
+            leaves = [("leaf", _COLUMN, at) for at in range(len(stage.parents))]
+            index, number = _upstream_index(stage.tree(*leaves), index)
+        elif stage.step_kind is None:
             return
-        node = random_access(node.parents[number])
+        node = stage.parents[number]
 
 
 def _upstream_index(tree: Any, index: int) -> tuple[int, int]:
@@ -89,15 +91,15 @@ def _upstream_index(tree: Any, index: int) -> tuple[int, int]:
     return int(indices[0]), 0 if numbers is None else int(numbers[0])
 
 
-def _last(path: list[tuple[MapNode, int]]) -> int:
-    """The last stage on `path` that the user added, rather than one that cuts a worker's share."""
-    return next((at for at, (node, _) in enumerate(path) if node.added_at != ""), 0)
+def _last(passed: list[tuple[MapNode, int]]) -> int:
+    """The last of these stages that the user added, rather than one that cuts a worker's share."""
+    return next((at for at, (node, _) in enumerate(passed) if node.added_at != ""), 0)
 
 
-def _numbered(path: list[tuple[MapNode, int]], at: int) -> tuple[int, str]:
-    """The index in the stage at `path[at]` as the user counts, and the stage's text."""
-    node, index = path[at]
-    upstream = path[at + 1 :]
+def _numbered(passed: list[tuple[MapNode, int]], at: int) -> tuple[int, str]:
+    """The index in the stage at `passed[at]` as the user counts, and the stage's text."""
+    node, index = passed[at]
+    upstream = passed[at + 1 :]
     shares = [step for step, (stage, _) in enumerate(upstream) if stage.added_at == ""]
     if shares and all(isinstance(stage, plan.Map) for stage, _ in upstream[: shares[0]]):
         share, _ = upstream[shares[0]]
@@ -109,42 +111,30 @@ def _numbered(path: list[tuple[MapNode, int]], at: int) -> tuple[int, str]:
 
 
 def _failed(
-    failure: BaseException, path: list[tuple[MapNode, int]], whole: Chain
+    failure: BaseException, passed: list[tuple[MapNode, int]], whole: Chain
 ) -> tuple[MapNode, int]:
-    """The stage on `path` that raised `failure`, and the index there."""
-    passed = passed_by(failure)
-    found = _chain_of(whole, passed[0].functions, 0) if passed else None
-    if found is not None and passed[0].step is not None:
+    """The stage of `passed` that raised `failure`, and the index there."""
+    frames = passed_by(failure)
+    found = _chain_of(whole, frames[0].functions, 0) if frames else None
+    if found is not None and frames[0].step is not None:
         chain, num_after = found
-        number = len(chain.fused.steps) - 1 - passed[0].step
-        if chain.reads_in_loop and not passed[0].step:
-            return path[-1]
-        mapped = [stage for stage in path if isinstance(stage[0], plan.Map)]
+        number = len(chain.fused.steps) - 1 - frames[0].step
+        if chain.reads_in_loop and not frames[0].step:
+            return passed[-1]
+        mapped = [stage for stage in passed if isinstance(stage[0], plan.Map)]
         return mapped[num_after + number]
-    return path[-1]
+    return passed[-1]
 
 
 def _chain_of(chain: Chain, functions: Any, num_after: int) -> tuple[Chain, int] | None:
     """The chain that calls `functions`, and how many functions are called after these."""
     if chain.fused.runs(functions):
         return chain, num_after
-    if chain.source is None:
-        chains: Any = chain.inputs
-        for child in chains:
-            found = _chain_of(child, functions, num_after + len(chain.fused.steps))
-            if found is not None:
-                return found
+    for child in chain.upstream:
+        found = _chain_of(child, functions, num_after + len(chain.fused.steps))
+        if found is not None:
+            return found
     return None
-
-
-def _batched(node: plan.Batch, index: int) -> str:
-    """A note line with the elements of a batch."""
-    parent = random_access(node.parent)
-    epoch, number = divmod(index, node.length)
-    first = number * node.batch_size
-    stop = min(parent.length, first + node.batch_size)
-    start = epoch * parent.length
-    return f"from elements {start + first} to {start + stop - 1} of {located(parent)}"
 
 
 def _records(node: Node, position: int) -> list[str]:
@@ -152,14 +142,12 @@ def _records(node: Node, position: int) -> list[str]:
 
     Many ways may lead to the sources of a plan, so `node` is the last one on that of the element.
     """
-    tree = OriginTree(node)
-    origins = tree.origins_at(np.array([position], np.int64))
-    source: Any = tree.sources[int(origins.source[0])]
-    record, epoch = int(origins.record[0]), int(origins.epoch[0])
+    *_, (source, index) = stages_passed(node, position)
     if source.parents:
-        return _records_of_inputs(source, record + epoch * source.length)
-    if not isinstance(source, plan.Source | plan.Range | plan.UserDefined):
-        return []
+        return _records_of_inputs(source, index)
+    epoch, record = 0, index
+    if not isinstance(source, plan.Source) or source.wraps:
+        epoch, record = divmod(index, source.length)
     where = located(source)
     place_of = getattr(getattr(source, "source", None), "_record_location", None)
     if place_of is not None:
@@ -168,16 +156,16 @@ def _records(node: Node, position: int) -> list[str]:
     return [f"from record {record} of {where}" + (f" (epoch {epoch})" if epoch else "")]
 
 
-def _records_of_inputs(node: Any, index: int) -> list[str]:
+def _records_of_inputs(node: MapNode, index: int) -> list[str]:
     """Note lines with the records, or the elements, that element `index` of a stage is made of."""
-    inputs: list[tuple[Node, int]] = []
-    if isinstance(node, plan.Batch):
-        return [_batched(node, index)]
-    if isinstance(node, plan.Select):
-        with suppressed():  # it is the user's
-            number, at = node.selection[index]
-            inputs = [(node.parents[number], at)]
-    elif isinstance(node, plan.Zip | plan.Cache):
-        inputs = [(parent, index) for parent in node.parents]
-    lines = [line for parent, at in inputs[:_MAX_SHOWN] for line in _records(parent, at)]
+    lines: list[str] = []
+    with suppressed():  # a selection is the user's
+        for number, at in node.inputs(index):
+            if len(lines) >= _MAX_SHOWN:
+                break
+            parent = node.parents[number]
+            if isinstance(at, int):
+                lines += _records(parent, at)
+            else:
+                lines.append(f"from elements {at[0]} to {at[-1]} of {located(parent)}")
     return lines[:_MAX_SHOWN]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
-from grainmill._evaluate import chain
 from grainmill._evaluate.batches.column_batches import ColumnBatches
-from grainmill._evaluate.compile import compiled
-from grainmill._evaluate.context import Context
+from grainmill._evaluate.chain import columns_slice, marked
 from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.fused_blocks import BlockFused
 from grainmill._evaluate.notes import add_element_notes, computing
-from grainmill._evaluate.origins import Origins, OriginTree
-from grainmill._evaluate.sources import element_sources
+from grainmill._evaluate.sources.element_sources import (
+    FileSource,
+    Gathered,
+    RangeSource,
+    may_be_slow,
+)
 from grainmill._native import Resolver, keep_large_blocks
 
 if TYPE_CHECKING:
@@ -23,10 +25,13 @@ if TYPE_CHECKING:
 
     from grainmill._evaluate.batches.batch_blocks import BatchBlock
     from grainmill._evaluate.chain import Chain, Columns
-    from grainmill._evaluate.sources.element_sources import Indices
+    from grainmill._evaluate.sources.element_sources import Indices, PendingRequest
     from grainmill._native import Layout, Rows
-    from grainmill._plan.node import MapNode, Node
+    from grainmill._plan.node import Node, Tree
     from grainmill._stats.meters import Recorder
+
+# The places of elements in a plan: those in a row, or any.
+Positions: TypeAlias = "range | Indices"
 
 
 class Program:
@@ -34,9 +39,9 @@ class Program:
 
     Args:
         node: The last stage of the plan.
-        context: The options and limits it runs with; new ones if `None`.
-        programs: Those of this plan until now, by the `id` of their nodes: a node that several
-            stages read is compiled once.
+        tree: How its stages rearrange the elements of its sources.
+        chain: What computes the elements.
+        recorder: Takes the times of its functions and blocks.
 
     Attributes:
         runs_user_code: Whether the plan calls functions or objects of the user.
@@ -54,53 +59,43 @@ class Program:
             way, or was too small for it; otherwise `None`.
         element_s: Recent seconds per element, without waits for storage; 0 before the first.
         may_be_slow: See `ElementSource.may_be_slow`; of all its sources.
+        chain: What computes the elements.
+        column_batches: What makes batches of columns, where sources have them.
         recorder: Takes the times of its functions and blocks.
+        mark: If set, it is called with the position of each element before that is computed.
         batches_small: `BatchBlock.is_small` of the first batch; `None` before it.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        context: Context | None = None,
-        programs: dict[int, Program] | None = None,
-    ) -> None:
+    def __init__(self, node: Node, tree: Tree, chain: Chain, recorder: Recorder) -> None:
         keep_large_blocks()  # so that malloc reuses the memory of freed blocks
         self._node = node
-        context = context or Context()
-        programs = {} if programs is None else programs
-
-        def program_of(parent: Node) -> Program:
-            if id(parent) not in programs:
-                programs[id(parent)] = Program(parent, context, programs)
-            return programs[id(parent)]
-
-        tree, self._chain = compiled(node, program_of, context)
         self._resolver = Resolver(tree)
-        self.runs_user_code: bool = self._chain.runs_user_code
-        self._element_sources = sources = [source for _, source in self._chain.sources()]
-        self.may_be_slow = element_sources.may_be_slow(sources)
+        self.chain = chain
+        self.recorder = recorder
+        self.runs_user_code: bool = chain.runs_user_code
+        sources = [source for _, source in chain.sources()]
+        self.may_be_slow = may_be_slow(sources)
         self.num_records: int = max(source.num_records for source in sources)
         self._reads_lists = any(source.reads_lists for source in sources)
-        self.maps_blocks = any(loop.may_gain for loop in self._chain.block_loops)
+        self.maps_blocks = any(loop.may_gain for loop in chain.block_loops)
         self.mean_byte_len: float = max(source.mean_byte_len for source in sources)
-        self._numbers = _numbers_column(self._chain)
-        self._column_batches = ColumnBatches(self._chain)
-        pairs = self._chain.sources(read_in_loop=False)
-        self._beyond = [(number, source) for number, source in pairs if source.reads_beyond]
+        self._numbers = _numbers_column(chain)
+        self.column_batches = ColumnBatches(chain)
+        pairs = chain.sources(read_in_loop=False)
+        self._beyond = [source for _, source in pairs if source.reads_beyond]
         self.row_byte_len = self.mean_byte_len
-        self.can_fill = isinstance(self._chain.inputs[-1], element_sources.FileSource)
-        fused = self._chain.fused
+        fused = chain.fused
+        self.can_fill = chain.source is not None and isinstance(chain.source[1], FileSource)
         self.writes_rows = (
             self.can_fill
             and isinstance(fused, BlockFused)
             and fused.fills_rows
-            and not self._chain.step_columns
+            and not chain.step_columns
         )
         self.layout: Layout | None = None
         self.batches_small: bool | None = None
         self.element_s = 0.0
-        self._mark: Callable[[int], None] | None = None
-        self.recorder: Recorder = context.recorder
+        self.mark: Callable[[int], None] | None = None
 
     @property
     def reads_lists(self) -> bool:
@@ -109,12 +104,12 @@ class Program:
         So where a user's `__getitems__` is called with one list for all elements that are requested
         at once, or slow functions of whole blocks.
         """
-        return self._reads_lists or any(loop.lists_help for loop in self._chain.block_loops)
+        return self._reads_lists or any(loop.lists_help for loop in self.chain.block_loops)
 
     @property
     def maps_one_by_one(self) -> bool:
         """Whether all users' functions are called for one element before the next."""
-        own = self._chain
+        own = self.chain
         if own.source is None or not own.fused.steps or self.reads_lists or self.maps_blocks:
             return False
         return own.reads_in_loop or not own.source[1].runs_user_code
@@ -130,26 +125,22 @@ class Program:
         """Whether a part of what it reads is on fast storage."""
         return any(source.is_partly_near for source in self.may_be_slow)
 
-    def report_to(self, mark: Callable[[int], None]) -> None:
-        """Makes later runs call `mark` with the position of each element before computing it."""
-        self._mark = mark
-
     def computing(self, first: int, last: int) -> tuple[str, list[str]]:
         """What computes the elements `first` to `last`, and further lines on them, as text."""
         return computing(self._node, first, last)
 
     def run(self, start: int, count: int) -> Evaluated:
         """The elements at `start, ..., start + count - 1`."""
-        if self._mark is not None:
+        if self.mark is not None:
             return self.run_incrementally(start, count).run(start, count)
         columns = self._resolver.resolve_range(start, count)
-        whole = self._chain
-        _, elements, failure = chain.inputs(whole, columns, None, count)
-        # As in `chain.run`, without a further call for each block, which may be one element.
-        if not whole.fused.steps:
+        chain = self.chain
+        _, elements, failure = chain.inputs(columns, None, count)
+        # As in `Chain.run`, without a further call for each block, which may be one element.
+        if not chain.fused.steps:
             result = Evaluated(elements, failure)
         else:
-            result = whole.fused(elements, chain.step_values(whole, columns))
+            result = chain.fused(elements, chain.step_values(columns))
             if failure is not None:
                 result = result.before(failure)
         if result.failure is not None:
@@ -158,19 +149,24 @@ class Program:
 
     def run_incrementally(self, start: int, count: int) -> IncrementalRun:
         """The elements of `run`, computed in parts on request."""
-        columns = self._resolver.resolve_range(start, count)
-        return IncrementalRun(self, self._chain, columns, start, self._mark)
+        return IncrementalRun(self, self._resolver.resolve_range(start, count), start)
 
-    def run_at(self, index: Indices) -> Evaluated:
-        """The elements at `index`."""
-        result = chain.run(self._chain, self._resolver.resolve(index), None, len(index))[1]
+    def run_at(self, positions: Positions) -> Evaluated:
+        """The elements at `positions`."""
+        result = self.chain.run(self.columns(positions), None, len(positions))[1]
         if result.failure is not None:
-            self.annotate(result.failure, int(index[len(result.elements)]))
+            self.annotate(result.failure, int(positions[len(result.elements)]))
         return result
+
+    def columns(self, positions: Positions) -> Columns:
+        """The indices that the sources and functions have at `positions`."""
+        if isinstance(positions, range):
+            return self._resolver.resolve_range(positions.start, len(positions))
+        return self._resolver.resolve(positions)
 
     def annotate(self, failure: BaseException, position: int) -> None:
         """Adds notes to `failure` about the element at `position`."""
-        add_element_notes(failure, self._node, self._chain, position)
+        add_element_notes(failure, self._node, self.chain, position)
 
     @property
     def gives_numbers(self) -> bool:
@@ -187,12 +183,7 @@ class Program:
     @property
     def has_column_batches(self) -> bool:
         """Whether `batch_of_columns` may return batches."""
-        return self._column_batches.exist
-
-    @property
-    def computes_column_parts(self) -> bool:
-        """Whether functions or objects of the user are called for parts of those batches."""
-        return self._column_batches.run_user_code
+        return self.column_batches.exist
 
     def batch_of_columns(self, start: int, count: int, part_len: int) -> BatchBlock | None:
         """The elements as one batch, if the engine has the columns of some of them as arrays.
@@ -202,14 +193,14 @@ class Program:
             count: How many elements there are.
             part_len: How many of the others to compute at once.
         """
-        if not self._column_batches.exist:
+        if not self.column_batches.exist:
             return None
-        if self._mark is not None:
-            if self._column_batches.run_user_code:
+        if self.mark is not None:
+            if self.column_batches.run_user_code:
                 return None  # the position of each element is reported
-            self._mark(start)
+            self.mark(start)
         columns = self._resolver.resolve_range(start, count)
-        return self._column_batches.of(columns, None, count, part_len)
+        return self.column_batches.of(columns, None, count, part_len)
 
     @property
     def reads_beyond(self) -> bool:
@@ -219,81 +210,65 @@ class Program:
     @property
     def has_room(self) -> bool:
         """Whether there is memory to start further reads on slow storage."""
-        return all(source.has_room for _, source in self._beyond)
+        return all(source.has_room for source in self._beyond)
 
-    def start_beyond(self, start: int, count: int) -> Any:
+    def start_beyond(self, positions: Positions) -> Any:
         """Starts reads that help to read these elements later, if there is memory for them.
 
         Returns:
             What must be held until the reads of the elements are started; `None` if none were.
         """
-        columns = self._resolver.resolve_range(start, count)
-        started = [
-            source.start_beyond(source.request(*columns[number][1:]))
-            for number, source in self._beyond
-            if number in columns
-        ]
-        return started if any(reads is not None for reads in started) else None
+        requests = self.chain.requests(self.columns(positions))
+        return Gathered([*requests.values()]).start_beyond()
 
     def start_reads(self, start: int, count: int) -> PendingElements:
         """Starts reading the records of the elements at `start, ..., start + count - 1`."""
-        columns = self._resolver.resolve_range(start, count)
-        return PendingElements(self, self._chain, columns, count, start)
+        return PendingElements(self, range(start, start + count)).start()
 
     def start_reads_at(self, index: Indices) -> PendingElements:
         """Starts reading the records of the elements at `index`."""
-        return PendingElements(self, self._chain, self._resolver.resolve(index), len(index), index)
-
-    @property
-    def sources(self) -> tuple[MapNode, ...]:
-        """The nodes that `Origins.source` numbers: sources, and stages that combine elements.
-
-        A batch, a `zip` or a selection combines several elements into one, so the origin is that
-        stage; the program of its parent knows the origins of its inputs.
-        """
-        return self._origin_tree.sources
-
-    def origins(self, start: int, count: int) -> Origins:
-        """Where the elements at `start, ..., start + count - 1` come from; nothing is read."""
-        return self._origin_tree.origins(start, count)
-
-    def origins_at(self, index: Indices) -> Origins:
-        """Where the elements at `index` come from; nothing is read."""
-        return self._origin_tree.origins_at(index)
-
-    @functools.cached_property
-    def _origin_tree(self) -> OriginTree:
-        return OriginTree(self._node)
+        return PendingElements(self, index).start()
 
 
 class PendingElements:
-    """Elements whose records are being read, where storage is slow."""
+    """Elements of a plan; their reads may be started before they are computed.
 
-    __slots__ = ("_chain", "_columns", "_count", "_pending", "_positions", "_program", "_waited")
+    Attributes:
+        positions: Their positions.
+        requests: What they need of the plan's sources, by the numbers of columns, once their reads
+            were started; before, `None`.
+    """
 
-    def __init__(
-        self, program: Program, whole: Chain, columns: Columns, count: int, positions: int | Indices
-    ) -> None:
+    requests: dict[int, PendingRequest] | None = None
+    _columns: Columns
+
+    def __init__(self, program: Program, positions: Positions) -> None:
+        self.positions = positions
         self._program = program
-        self._positions = positions  # the first position, or all of them
-        self._chain = whole
-        self._columns = columns
-        self._count = count
-        self._pending = chain.start_reads(whole, columns)
-        self._waited: dict[int, Any] = {}
+
+    def start(self) -> Self:
+        """See `PendingRequest.start`."""
+        self._columns = self._program.columns(self.positions)
+        self.requests = self._program.chain.requests(self._columns)
+        Gathered([*self.requests.values()]).start()
+        return self
+
+    def start_beyond(self) -> Any:
+        """See `ElementSource.start_beyond`."""
+        return self._program.start_beyond(self.positions)
 
     def wait(self) -> None:
-        """Waits for the records; may be called again, also after an interrupt."""
-        chain.wait(self._chain, self._pending, self._waited)
+        """See `PendingRequest.wait`."""
+        Gathered([*(self.requests or {}).values()]).wait()
 
     def batches(self, batch_size: int = 0) -> list[BatchBlock] | None:
         """The elements as batches of `batch_size`, or as one, if some are rows of columns.
 
         Otherwise calling this object computes the elements.
         """
-        columns, count = self._columns, self._count
-        of_columns = self._program._column_batches  # noqa: SLF001 - this is a part of its program
-        if not of_columns.exist or (self._program._mark is not None and of_columns.run_user_code):  # noqa: SLF001
+        columns, count = self._columns, len(self.positions)
+        of_columns = self._program.column_batches
+        if not of_columns.exist or (self._program.mark is not None and of_columns.run_user_code):
             return None
         size = batch_size or count
         if size < count and not of_columns.are_all_rows:
@@ -302,10 +277,8 @@ class PendingElements:
         batches = []
         for at in range(0, count, size):
             stop = min(at + size, count)
-            part, pending = columns, self._waited
-            if stop - at < count:
-                part = chain.columns_slice(columns, at, stop)
-            batch = of_columns.of(part, pending, stop - at, stop - at)
+            part = columns if stop - at == count else columns_slice(columns, at, stop)
+            batch = of_columns.of(part, self.requests, stop - at, stop - at)
             if batch is None:
                 return None
             batches.append(batch)
@@ -315,45 +288,40 @@ class PendingElements:
         """Computes the elements, once, on any thread.
 
         Args:
-            output: The list to append the elements to, if they are computed one by one.
+            output: The list to append the elements to, if their reads were started and they are
+                computed one by one.
         """
-        columns, pending = self._columns, {**self._pending, **self._waited}
-        _, result = chain.run(self._chain, columns, pending, self._count, output=output)
+        program, positions = self._program, self.positions
+        if self.requests is None:
+            return program.run_at(positions)
+        columns, count = self._columns, len(positions)
+        _, result = program.chain.run(columns, self.requests, count, output=output)
         if result.failure is not None:
-            positions, failed = self._positions, len(result.elements)
-            position = positions + failed if isinstance(positions, int) else int(positions[failed])
-            self._program.annotate(result.failure, position)
+            program.annotate(result.failure, int(positions[len(result.elements)]))
         return result
 
 
 class IncrementalRun:
     """Consecutive elements whose indices are resolved together and which are computed in parts."""
 
-    def __init__(
-        self,
-        program: Program,
-        whole: Chain,
-        columns: Columns,
-        start: int,
-        mark: Callable[[int], None] | None,
-    ) -> None:
+    def __init__(self, program: Program, columns: Columns, start: int) -> None:
         self._program = program
-        self._chain = whole
+        self._chain = program.chain
         self._columns = columns
         self._start = start
-        self._mark = mark
+        self._mark = program.mark
 
     def run(self, at: int, count: int) -> Evaluated:
         """The elements at `at, ..., at + count - 1`."""
-        columns = chain.columns_slice(self._columns, at - self._start, at - self._start + count)
+        columns = columns_slice(self._columns, at - self._start, at - self._start + count)
         if self._mark is None:
-            result = chain.run(self._chain, columns, None, count)[1]
+            result = self._chain.run(columns, None, count)[1]
         else:
             self._mark(at)
             # Of a block that is computed together, the first element stands for all.
             in_blocks = isinstance(self._chain.fused, BlockFused)
-            marked = None if in_blocks else functools.partial(chain.marked, self._mark, at)
-            result = chain.run(self._chain, columns, None, count, marked)[1]
+            wrap = None if in_blocks else functools.partial(marked, self._mark, at)
+            result = self._chain.run(columns, None, count, wrap)[1]
         if result.failure is not None:
             self._program.annotate(result.failure, at + len(result.elements))
         return result
@@ -428,10 +396,10 @@ class IncrementalRun:
         def compute(records: list[Any]) -> Evaluated:
             nonlocal at
             first = at - self._start
-            columns = chain.columns_slice(self._columns, first, first + len(records))
-            steps = chain.step_values(self._chain, columns)
+            columns = columns_slice(self._columns, first, first + len(records))
+            steps = self._chain.step_values(columns)
             mark = None if isinstance(self._chain.fused, BlockFused) else self._mark
-            inputs = records if mark is None else chain.marked(mark, at, records)
+            inputs = records if mark is None else marked(mark, at, records)
             result = self._chain.fused(inputs, steps)
             at += len(records)
             if self._mark is not None and at < stop:
@@ -446,4 +414,4 @@ def _numbers_column(whole: Chain) -> int | None:
     if whole.source is None or whole.fused.steps:
         return None
     number, source = whole.source
-    return number if isinstance(source, element_sources.RangeSource) else None
+    return number if isinstance(source, RangeSource) else None

@@ -11,12 +11,13 @@ from grainmill._iterators.base.cursor import Cursor
 from grainmill._iterators.base.node import Length, Origin, SequentialNode, origins
 from grainmill._iterators.base.position import Position, end_at, state_at
 from grainmill._iterators.base.stage import Block, Stage, State
-from grainmill._iterators.notes import note_part, note_stage
+from grainmill._iterators.notes import note_stage
 from grainmill._iterators.open import open_node
 from grainmill._iterators.pack_in_thread import PackInThreadStage
 from grainmill._iterators.read import ReadStage
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.batching import Batching, checked_batching, num_batches
+from grainmill._plan.notes import note_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -63,12 +63,6 @@ def note(
         add_note(failure, lines)
 
 
-def note_part(failure: BaseException, node: Node, number: int) -> None:
-    """Adds to `failure` that it concerns element `number` of a batch of `node`."""
-    with suppressed():
-        add_note(failure, [f"which is element {number} of a batch of {located(node)}"])
-
-
 def _shown(origin: Origin) -> list[str]:
     if origin.last is None:
         return [f"{described(origin.plan, origin.first, origin.first)[0]}, and later ones"]

@@ -8,10 +8,9 @@ import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from grainmill._evaluate.batches.batch_blocks import BatchBlock
-from grainmill._evaluate.compile import runs_in_engine
+from grainmill._evaluate.compile import compiled, runs_in_engine
 from grainmill._evaluate.prefetch import tuning
 from grainmill._evaluate.prefetch.executor import Blocks, Budget, Executor
-from grainmill._evaluate.program import Program
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.base.checked_state import CheckedState, integer
 from grainmill._iterators.base.filter_thresholds import DropWatch
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from grainmill._evaluate.context import Context
     from grainmill._evaluate.evaluated import Evaluated
     from grainmill._evaluate.prefetch.executor import Demand
+    from grainmill._evaluate.program import Program
     from grainmill._iterators.base.stage import StateAfter
     from grainmill._stats.stalls import Awaited
 
@@ -133,7 +133,7 @@ class ReadStage(Stage):
         self._length = random_access(node.parent).length
         self._allow_nones = node.allow_nones
         context = context.limited_to(node.options.max_reads_in_flight)
-        self._program = Program(node.parent, context)
+        self._program = compiled(node.parent, context)
         self._numbers_only = self._program.gives_numbers
         self._blocks = _blocks(self._program, self._length, node, context)
         self._blocks.meter.node = node

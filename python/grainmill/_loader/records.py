@@ -11,8 +11,8 @@ from grainmill._dataset.iter_dataset import IterDataset, node_of
 from grainmill._dataset.iterator import DatasetIterator, get_next_index, set_next_index
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._evaluate.batches.stack import stack
+from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.fused_blocks import checked_block
-from grainmill._evaluate.program import Program
 from grainmill._interrupts import raise_interrupt
 from grainmill._loader.record import Record, RecordMetadata
 from grainmill._loader.samplers import metadata_of
@@ -22,7 +22,7 @@ from grainmill._plan.node import block_function
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from grainmill._evaluate.program import PendingElements
+    from grainmill._evaluate.program import PendingElements, Program
 
 
 class SampledRecords:
@@ -92,7 +92,7 @@ class SampledRecords:
         if self._program is None:
             source = self._source
             dataset = source if isinstance(source, MapDataset) else MapDataset.source(source)
-            self._program = Program(node_of(dataset))
+            self._program = compiled(node_of(dataset))
         return self._program
 
     @property

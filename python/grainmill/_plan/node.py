@@ -230,6 +230,16 @@ class MapNode(Node):
         """
         raise NotImplementedError(f"{self} makes new elements")
 
+    def inputs(self, index: int) -> list[tuple[int, int | range]]:
+        """What element `index` is made of, if it makes new elements of its parents'.
+
+        Messages name these. Many that follow on each other are a range.
+
+        Returns:
+            Pairs of the number of a parent and an index, or several, in it.
+        """
+        return []
+
     def over(self, parents: tuple[Any, ...]) -> Self:
         """See `Node.over`; with the length of the parents."""
         return dataclasses.replace(self, parents=parents, length=parents[0].length)

@@ -28,6 +28,12 @@ def add_note(failure: BaseException, lines: Sequence[str]) -> None:
         set_notes(failure, notes)
 
 
+def note_part(failure: BaseException, node: Node, number: int) -> None:
+    """Adds to `failure` that it concerns element `number` of a batch of `node`."""
+    with suppressed():
+        add_note(failure, [f"which is element {number} of a batch of {located(node)}"])
+
+
 def notes_of(failure: BaseException) -> list[Any]:
     """The notes of `failure`."""
     notes = getattr(failure, "__notes__", None)

@@ -517,6 +517,20 @@ class Batch(Batching, MapNode):
             batch_fn=self.batch_fn,
         )
 
+    def inputs(self, index: int) -> list[tuple[int, int | range]]:
+        """See `MapNode.inputs`."""
+        return [(0, self.positions(index, random_access(self.parent).length))]
+
+    def positions(self, index: int, parent_len: int) -> range:
+        """The indices in the parent, of length `parent_len`, of the elements of batch `index`."""
+        if not self.length:
+            raise IndexError(f"`batch` of an empty dataset has no position {index}")
+        epoch, number = divmod(index, self.length)
+        first = number * self.batch_size
+        stop = min(parent_len, first + self.batch_size)
+        offset = epoch * parent_len
+        return range(offset + first, offset + stop)
+
 
 def checked_epochs(num_epochs: int | None) -> int | None:
     """Returns `num_epochs` as an `int` or `None`.
@@ -571,6 +585,10 @@ class Cache(MapNode):
             return self
         return self.of(parents[0], self.store.for_parent)
 
+    def inputs(self, index: int) -> list[tuple[int, int | range]]:
+        """See `MapNode.inputs`; of the first epoch."""
+        return [(0, index % self.length)]
+
     @property
     def slices_own_epoch(self) -> bool:
         """See `MapNode.slices_own_epoch`; workers share the cache of the whole dataset."""
@@ -601,6 +619,10 @@ class FlatMap(MapNode):
         """See `MapNode.over`."""
         return self.of(parents[0], self.transform)
 
+    def inputs(self, index: int) -> list[tuple[int, int | range]]:
+        """See `MapNode.inputs`."""
+        return [(0, index // self.transform.max_fan_out)]
+
     def _arguments(self) -> str:
         return f"(transform={transform_name(self.transform)})"
 
@@ -624,6 +646,10 @@ class Zip(MapNode):
     def over(self, parents: tuple[MapNode, ...]) -> Self:
         """See `MapNode.over`."""
         return self.of(parents)
+
+    def inputs(self, index: int) -> list[tuple[int, int | range]]:
+        """See `MapNode.inputs`."""
+        return [(number, index) for number in range(len(self.parents))]
 
     def spec(self, spec_of: Callable[[Node], Any]) -> Any:
         """See `Node.spec`."""
@@ -723,6 +749,11 @@ class Select(MapNode):
         for parent in parents:
             random_access(parent)
         return cls(tuple(parents), len(selection), selection)
+
+    def inputs(self, index: int) -> list[tuple[int, int | range]]:
+        """See `MapNode.inputs`; asks the selection."""
+        number, at = self.selection[index]
+        return [(number, operator.index(at))]
 
     @property
     def slices_own_epoch(self) -> bool:

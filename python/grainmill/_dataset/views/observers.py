@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from grainmill._dataset.views.statistics import report_on
-from grainmill._evaluate.program import Program
+from grainmill._evaluate.compile import compiled
 from grainmill._plan import random_access as plan
 from grainmill._stats.element_specs import spec_of
 from grainmill._stats.graph import graph_text, known_specs
@@ -43,7 +43,7 @@ def draw(iterator: Any, directory: str) -> None:
     stages = report_on(iterator).stages
     for stage in stages:
         if stage.meter.spec is None and _only_reads(stage.node):
-            first = Program(stage.node).run(0, 1).elements
+            first = compiled(stage.node).run(0, 1).elements
             stage.meter.spec = spec_of(first[0]) if first else None
     specs = known_specs(stages)
     if not directory:

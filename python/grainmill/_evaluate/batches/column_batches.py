@@ -59,7 +59,7 @@ class ColumnBatches:
 
         Args:
             columns: The block's columns.
-            pending: The reads started by `chain.start_reads`, if any.
+            pending: The block's `Chain.requests`, if reads were started.
             count: Positions in the block.
             part_len: How many elements to compute at once.
         """
@@ -100,8 +100,7 @@ def _chains_of(whole: Chain) -> list[Chain]:
     """The chains whose elements are those of `whole`, unchanged."""
     if whole.source is not None or whole.fused.steps:
         return [whole]
-    chains: Any = whole.inputs
-    return [part for upstream in chains for part in _chains_of(upstream)]
+    return [part for upstream in whole.upstream for part in _chains_of(upstream)]
 
 
 def _has_rows(part: Chain) -> bool:
@@ -147,7 +146,7 @@ def _push_computed(
         of_part = columns
         if (start, stop) != (0, starts.stop):
             of_part = chain.columns_slice(columns, start, stop)
-        positions, result = chain.run(part, of_part, pending, stop - start)
+        positions, result = part.run(of_part, pending, stop - start)
         if result.failure is not None or any(element is None for element in result.elements):
             return None
         builder.push(result.elements)

@@ -11,7 +11,7 @@ promotes, what containers of other types have, and errors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -323,20 +323,8 @@ class _UnlikeError(Exception):
         self.path, self.row, self.expected, self.found = path, row, expected, found
 
 
-class _Column(Protocol):
-    """A node of the elements' structure, over the elements of a batch."""
-
-    @property
-    def is_exact(self) -> bool: ...
-
-    @property
-    def row_byte_len(self) -> int: ...
-
-    def push(self, values: list[Any], at: int) -> None: ...
-
-    def finish(self, num_rows: int) -> Any: ...
-
-    def leaves(self) -> "Iterator[_LeafColumn]": ...
+# A node of the elements' structure, over the elements of a batch.
+_Column: TypeAlias = "_BranchColumn | _LeafColumn"
 
 
 def _column(first: Any, batch_size: int, arena: ArraySource, path: str) -> _Column:

@@ -7,15 +7,15 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from grainmill._evaluate.batches.batch_blocks import in_batches, run_shared
+from grainmill._evaluate.batches.batched import in_batches, run_shared
 from grainmill._evaluate.batches.stack import take_arrays_from
+from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.context import Context, reads_of_process
 from grainmill._evaluate.evaluated import defer_interrupts
 from grainmill._evaluate.prefetch import tuning
 from grainmill._evaluate.prefetch.thread_pool import Task as ThreadTask
 from grainmill._evaluate.prefetch.thread_pool import ThreadPool
 from grainmill._evaluate.prefetch.tuner import Tuner
-from grainmill._evaluate.program import Program
 from grainmill._evaluate.work_clock import work_clock_s
 from grainmill._native import (
     ReadQueue,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from grainmill._evaluate.batches.batch_blocks import BatchBlock
     from grainmill._evaluate.evaluated import Evaluated
-    from grainmill._evaluate.program import PendingElements
+    from grainmill._evaluate.program import PendingElements, Program
     from grainmill._plan.node import Node
 
 
@@ -95,8 +95,8 @@ class BlockJob(Job):
         """See `Job.open`."""
         set_up_worker(context, self._worker_init_fn)
         reads = ReadQueue(reads_of_process(self._max_reads_in_flight, context.num_workers))
-        program = Program(self._node, Context(recorder=self._recorder, reads=reads))
-        program.report_to(context.mark)
+        program = compiled(self._node, Context(recorder=self._recorder, reads=reads))
+        program.mark = context.mark
         reporter = WorkerReporter(self._recorder, self._node)
         return _BlockRunner(program, max(1, self._num_threads), reporter)
 

@@ -13,7 +13,8 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grainmill._evaluate.batches.batch_blocks import block_len, byte_len, in_batches
+from grainmill._evaluate.batches.batch_blocks import block_len, byte_len
+from grainmill._evaluate.batches.batched import in_batches
 from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.prefetch import tuning
 from grainmill._evaluate.prefetch.ahead import Ahead

@@ -51,7 +51,7 @@ class ReadsBeyond:
             if count <= 0 or (self._held and count < step and self._until + count < length):
                 return
             try:
-                started = program.start_beyond(self._until, count)
+                started = program.start_beyond(range(self._until, self._until + count))
             except Exception as failure:
                 raise_interrupt(failure)
                 return  # raised where the elements are read

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from grainmill._cache.encoding import MISSING
 from grainmill._evaluate.evaluated import Evaluated
+from grainmill._evaluate.program import PendingElements
 from grainmill._evaluate.sources.element_sources import ElementSource
 from grainmill._interrupts import raise_interrupt
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from grainmill._cache.make import ElementStore
-    from grainmill._evaluate.evaluator import Evaluator, PendingElements
+    from grainmill._evaluate.program import Program
     from grainmill._evaluate.sources.element_sources import Indices
     from grainmill._native import ReadQueue
     from grainmill._plan import random_access as plan
@@ -27,10 +28,30 @@ if TYPE_CHECKING:
 _Failure: TypeAlias = "tuple[int, BaseException]"
 
 
+class _CacheReads(NamedTuple):
+    """Elements that are being read.
+
+    Attributes:
+        missing: Those that are not stored, each once.
+        computed: What computes these.
+        stored: The reads of the others; `None` if none were started.
+    """
+
+    missing: Indices
+    computed: PendingElements
+    stored: Any
+
+    def wait(self) -> None:
+        """See `PendingRequest.wait`."""
+        self.computed.wait()
+        if self.stored is not None:
+            self.stored.wait()
+
+
 class CacheSource(ElementSource["Indices"]):
     """The elements of the first epoch of another plan, in every epoch."""
 
-    def __init__(self, node: plan.Cache, parent: Evaluator, reads: ReadQueue) -> None:
+    def __init__(self, node: plan.Cache, parent: Program, reads: ReadQueue) -> None:
         self._reads = reads
         self._length = node.length
         self._store: ElementStore = node.store
@@ -56,39 +77,33 @@ class CacheSource(ElementSource["Indices"]):
             raise IndexError("`cache` of an empty dataset has no elements")
         return index % self._length
 
-    def start(self, request: Indices) -> tuple[Indices, Indices, PendingElements | None, Any]:
-        """See `ElementSource.start`; starts the reads of stored and of missing elements."""
+    def started(self, request: Indices) -> _CacheReads:
+        """See `ElementSource.started`; starts the reads of stored and of missing elements."""
         missing = request[self._store.missing(request)]
         if len(missing) > 1:  # each once, in the order of the request
             missing = missing[np.sort(np.unique(missing, return_index=True)[1])]
-        pending = None
+        computed = PendingElements(self._parent, missing)
         if len(missing) and self._parent.waits_for_storage:
-            pending = self._parent.start_reads_at(missing)
+            computed.start()
         stored = self._store.start_read(request, self._reads) if self._store.is_slow else None
-        return request, missing, pending, stored
+        return _CacheReads(missing, computed, stored)
 
-    def wait(self, pending: Any) -> Any:
-        """See `ElementSource.wait`."""
-        for reads in pending[2:]:
-            if reads is not None:
-                reads.wait()
-        return pending
-
-    def finish(self, pending: tuple[Indices, Indices, PendingElements | None, Any]) -> Evaluated:
-        """See `ElementSource.finish`."""
-        index, missing, reads, stored = pending
+    def read(self, request: Indices, reads: _CacheReads | None = None) -> Evaluated:
+        """See `ElementSource.read`."""
+        missing, pending, stored = self.started(request) if reads is None else reads
         if not len(missing):
-            return self._stored(index, {}, None, stored)
-        if reads is not None:
-            return self._stored(index, *self._computed(missing, reads), stored)
+            return self._stored(request, {}, None, stored)
+        if pending.requests is not None:
+            return self._stored(request, *self._computed(missing, pending), stored)
         with self._claimed(missing.tolist()) as (mine, others):
             absent = np.array(mine, np.int64)
             absent = absent[self._store.missing(absent)]
-            computed, failure = self._computed(absent, None) if len(absent) else ({}, None)
+            pending = PendingElements(self._parent, absent)
+            computed, failure = self._computed(absent, pending) if len(absent) else ({}, None)
         for claim in others:  # only now, when nobody waits for this thread
             with claim:  # an interrupt does not leave it held
                 pass
-        return self._stored(index, computed, failure, None)
+        return self._stored(request, computed, failure, None)
 
     @contextlib.contextmanager
     def _claimed(self, missing: list[int]) -> Iterator[tuple[list[int], list[Any]]]:
@@ -113,10 +128,10 @@ class CacheSource(ElementSource["Indices"]):
             claim.release()
 
     def _computed(
-        self, missing: Indices, reads: PendingElements | None
+        self, missing: Indices, pending: PendingElements
     ) -> tuple[dict[int, Any], _Failure | None]:
         """Computes and stores elements, up to one that fails."""
-        result = self._parent.run_at(missing) if reads is None else reads()
+        result = pending()
         numbers, elements, failure = missing.tolist(), result.elements, result.failure
         try:
             self._store.put(numbers[: len(elements)], elements)

@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grainmill._evaluate.evaluated import Evaluated
-from grainmill._evaluate.sources.element_sources import ElementSource, Indices, one_by_one
+from grainmill._evaluate.sources.element_sources import (
+    ElementSource,
+    Indices,
+    PendingRequest,
+    one_by_one,
+)
 from grainmill._interrupts import raise_interrupt
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from grainmill._evaluate.sources.element_sources import DatasetNumbers, FileSource
 
 
@@ -34,33 +41,22 @@ class ConvertedRecords(ElementSource[ConvertedRequest]):
         self.mean_byte_len = records.mean_byte_len
 
     @property
-    def waits_for_storage(self) -> bool:
-        """See `ElementSource.waits_for_storage`."""
-        return self._records.waits_for_storage
+    def may_be_slow(self) -> Sequence[ElementSource[Any]]:
+        """See `ElementSource.may_be_slow`."""
+        return self._records.may_be_slow
 
     def request(self, index: Indices, datasets: DatasetNumbers | None) -> ConvertedRequest:
         """See `ElementSource.request`."""
         return index, self._records.request(index, datasets)
 
-    def start(self, request: ConvertedRequest) -> tuple[Indices, Any]:
-        """See `ElementSource.start`."""
-        index, numbers = request
-        return index, self._records.start(numbers)
+    def started(self, request: ConvertedRequest) -> PendingRequest | None:
+        """See `ElementSource.started`."""
+        return PendingRequest(self._records, request[1]).start() if self.files.is_slow else None
 
-    def wait(self, pending: tuple[Indices, Any]) -> tuple[Indices, Any]:
-        """See `ElementSource.wait`."""
-        index, reads = pending
-        return index, self._records.wait(reads)
-
-    def finish(self, pending: tuple[Indices, Any]) -> Evaluated:
-        """See `ElementSource.finish`."""
-        index, reads = pending
-        return self._converted(index, self._records.finish(reads))
-
-    def read(self, request: ConvertedRequest) -> Evaluated:
+    def read(self, request: ConvertedRequest, reads: PendingRequest | None = None) -> Evaluated:
         """See `ElementSource.read`."""
         index, numbers = request
-        return self._converted(index, self._records.read(numbers))
+        return self._converted(index, self._records.read(numbers) if reads is None else reads())
 
     def _converted(self, index: Indices, read: Evaluated) -> Evaluated:
         """The elements of the records that could be read, up to the first that fails."""

@@ -12,7 +12,9 @@ from grainmill._evaluate.grouped_steps import read_step
 from grainmill._evaluate.sources.element_sources import (
     ElementSource,
     FileSource,
-    may_be_slow,
+    Gathered,
+    GatheringSource,
+    PendingRequest,
     merged,
     one_by_one,
 )
@@ -32,18 +34,7 @@ DatasetIndices: TypeAlias = "tuple[Indices, DatasetNumbers]"
 _MAX_SAMPLED = 16
 
 
-class GroupedSource(ElementSource[DatasetIndices]):
-    """The sources of one chain, selected by dataset number.
-
-    `mean_byte_len` is the largest of the sampled datasets.
-    """
-
-    def request(self, index: Indices, datasets: DatasetNumbers | None) -> Any:
-        """See `ElementSource.request`."""
-        return index, datasets
-
-
-class GroupedObjects(GroupedSource):
+class GroupedObjects(ElementSource[DatasetIndices]):
     """Users' objects, called for one element at a time."""
 
     def __init__(self, sources: Sequence[Any]) -> None:
@@ -53,9 +44,13 @@ class GroupedObjects(GroupedSource):
         """See `ElementSource.first_step`."""
         return self._step
 
-    def finish(self, pending: DatasetIndices) -> Evaluated:
-        """See `ElementSource.finish`."""
-        index, datasets = pending
+    def request(self, index: Indices, datasets: DatasetNumbers | None) -> Any:
+        """See `ElementSource.request`."""
+        return index, datasets
+
+    def read(self, request: DatasetIndices, reads: Any = None) -> Evaluated:
+        """See `ElementSource.read`."""
+        index, datasets = request
         return one_by_one(self._step.function, zip(datasets.tolist(), index.tolist(), strict=True))
 
 
@@ -72,57 +67,40 @@ class GroupedFiles(FileSource):
         return index if datasets is None else self._starts[datasets] + index
 
 
-class GroupedLazySources(GroupedSource):
-    """Any other sources, each created when a block first needs it."""
+class GroupedLazySources(GatheringSource[DatasetIndices]):
+    """Any other sources, each created when a block first needs it.
+
+    What is known of them is known of the sampled ones.
+    """
 
     def __init__(
         self, functions: Sequence[Callable[[], ElementSource[Indices]]], *, runs_user_code: bool
     ) -> None:
         self._sources = _LazySources(functions)
+        super().__init__([self._sources[dataset] for dataset in _sampled(len(functions))])
         self.runs_user_code = runs_user_code
-        self._sampled = [self._sources[dataset] for dataset in _sampled(len(functions))]
-        self.mean_byte_len = max(source.mean_byte_len for source in self._sampled)
-        self.num_records = max(source.num_records for source in self._sampled)
-        self.reads_lists = any(source.reads_lists for source in self._sampled)
 
-    @property
-    def may_be_slow(self) -> Sequence[ElementSource[Any]]:
-        """See `ElementSource.may_be_slow`; of the sampled sources."""
-        return may_be_slow(self._sampled)
+    def request(self, index: Indices, datasets: DatasetNumbers | None) -> Any:
+        """See `ElementSource.request`."""
+        return index, datasets
 
-    def wait(self, pending: Any) -> Any:
-        """See `ElementSource.wait`."""
-        count, by_source = pending
-        return count, [
-            (positions, source, source.wait(of_source))
-            for positions, source, of_source in by_source
-        ]
-
-    def start(self, request: DatasetIndices) -> Any:
-        """See `ElementSource.start`."""
+    def gathered(self, request: DatasetIndices) -> tuple[list[PendingRequest], Any]:
+        """See `GatheringSource.gathered`; the places are the positions of each source."""
         index, datasets = request
-        pending = [
-            (positions, source, source.start(source.request(index[positions], None)))
-            for source, positions in self._by_source(datasets)
+        by_source = self._by_source(datasets)
+        parts = [
+            PendingRequest(source, source.request(index[positions], None))
+            for source, positions in by_source
         ]
-        return len(index), pending
+        return parts, [positions.tolist() for _, positions in by_source]
 
-    def finish(self, pending: Any) -> Evaluated:
-        """See `ElementSource.finish`."""
-        count, by_source = pending
-        results = [
-            (positions, source.finish(of_source)) for positions, source, of_source in by_source
-        ]
-        return merged(results, count)
+    def joined(self, parts: Sequence[Any], places: Any) -> Evaluated:
+        """See `GatheringSource.joined`."""
+        return merged(places, [part() for part in parts], sum(map(len, places)))
 
-    def read(self, request: DatasetIndices) -> Evaluated:
-        """See `ElementSource.read`."""
-        index, datasets = request
-        results = [
-            (positions, source.read(source.request(index[positions], None)))
-            for source, positions in self._by_source(datasets)
-        ]
-        return merged(results, len(index))
+    def started(self, request: DatasetIndices) -> Gathered:
+        """See `ElementSource.started`; also where only those that were not sampled are slow."""
+        return Gathered(*self.gathered(request)).start()
 
     def _by_source(self, datasets: DatasetNumbers) -> list[tuple[Any, Indices]]:
         """Each source with its ascending positions in the block."""
@@ -151,15 +129,6 @@ class GroupedRows(GroupedLazySources):
         # A copy: threads that open sources add them meanwhile.
         return all(source.has_room for source in list(self._sources.values()))
 
-    def start_beyond(self, request: DatasetIndices) -> Any:
-        """See `ElementSource.start_beyond`."""
-        index, datasets = request
-        started = [
-            source.start_beyond(source.request(index[positions], None))
-            for source, positions in self._by_source(datasets)
-        ]
-        return started if any(reads is not None for reads in started) else None
-
     def batches(self, request: DatasetIndices) -> list[tuple[Indices, dict[str, Any]]] | None:
         """The rows of each source as a batch, with their positions; `None` if one has none."""
         index, datasets = request
@@ -178,8 +147,8 @@ class _Unopened(ElementSource["Indices"]):
     def __init__(self, failure: Exception) -> None:
         self._failure = failure
 
-    def finish(self, pending: Indices) -> Evaluated:
-        """See `ElementSource.finish`."""
+    def read(self, request: Indices, reads: Any = None) -> Evaluated:
+        """See `ElementSource.read`."""
         return Evaluated([], self._failure)
 
     def batch(self, request: Indices) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from grainmill._native import ParquetFiles, ReadQueue, RowsAhead
 
 _dtype = functools.cache(np.dtype)
-
-# Rows, and what decodes them meanwhile, if storage is slow: they are found as long as it is held.
-PendingRows: TypeAlias = "tuple[Indices, RowsAhead | None]"
 
 
 class RowSource(ElementSource[Indices]):
@@ -54,11 +51,9 @@ class RowSource(ElementSource[Indices]):
         """See `ElementSource.has_room`."""
         return self.files.has_room
 
-    def start(self, request: Indices) -> PendingRows:
-        """See `ElementSource.start`; on fast storage, `finish` reads."""
-        if not self.files.is_slow:
-            return request, None
-        return request, self.files.start(request, self._reads)
+    def started(self, request: Indices) -> RowsAhead | None:
+        """See `ElementSource.started`; it is held while the rows are read, which finds them."""
+        return self.files.start(request, self._reads) if self.files.is_slow else None
 
     def start_beyond(self, request: Indices) -> Any:
         """See `ElementSource.start_beyond`."""
@@ -66,25 +61,15 @@ class RowSource(ElementSource[Indices]):
             return None
         return self.files.start_beyond(request, self._reads)
 
-    def wait(self, pending: PendingRows) -> PendingRows:
-        """See `ElementSource.wait`."""
-        _, ahead = pending
-        if ahead is not None:
-            ahead.wait()
-        return pending
-
-    def finish(self, pending: PendingRows) -> Evaluated:
-        """See `ElementSource.finish`; up to the first row that cannot be read."""
-        index, _ = self.wait(pending)
+    def read(self, request: Indices, reads: RowsAhead | None = None) -> Evaluated:
+        """See `ElementSource.read`; up to the first row that cannot be read."""
+        if reads is not None:
+            reads.wait()
         try:
-            return Evaluated(self.files.read(index, self._reads), None)
+            return Evaluated(self.files.read(request, self._reads), None)
         except Exception as failure:
             raise_interrupt(failure)  # reading one by one finds the failing row
-        return one_by_one(lambda at: self.files.read_one(at, self._reads), index.tolist())
-
-    def read(self, request: Indices) -> Evaluated:
-        """See `ElementSource.read`."""
-        return self.finish((request, None))
+        return one_by_one(lambda at: self.files.read_one(at, self._reads), request.tolist())
 
     def batch(self, request: Indices) -> dict[str, Any] | None:
         """The rows as a batch, if each column is an array of numbers."""
