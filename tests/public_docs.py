@@ -19,7 +19,10 @@ import grainmill
 
 # Checks for types that the signature already excludes; `Raises:` need not repeat these.
 GUARDS = {"node_of", "random_access", "open_node"}
-OURS = [f"grainmill.{name}" for name in ("_plan", "_iterators", "_dataset", "_stages", "_loader")]
+OURS = [
+    f"grainmill.{name}"
+    for name in ("_plan", "_iterators", "_dataset", "_stages", "_loader", "_files")
+]
 _HAS_JAX = importlib.util.find_spec("jax") is not None
 _OF_JAX = {"device_put"}
 _SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Example|Note):$")

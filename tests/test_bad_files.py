@@ -34,9 +34,9 @@ import pytest
 from bad_files import FORMATS, LINES, OBJECTS, made, plain
 
 import grainmill as grain
-from grainmill._tools import outputs, tf_example
+from grainmill._files import outputs, tf_example
+from grainmill._files.local_outputs import LocalOutputs
 from grainmill._tools.console import ExitCode
-from grainmill._tools.local_outputs import LocalOutputs
 from grainmill._tools.main import main
 
 HERE = Path(__file__).parent
@@ -332,7 +332,7 @@ def test_flipped_bits_of_examples_are_shown_or_refused():
     damaged = [*flips(example), *(example[:end] for end in range(len(example)))]
     for bad in damaged:
         try:
-            json.dumps(tf_example.as_json(bad))
+            json.dumps(tf_example.example_as_json(bad))
         except ValueError:
             num_refused += 1
     assert num_refused > len(damaged) / 3

@@ -22,7 +22,8 @@ from test_interrupts import Interrupt
 
 import grainmill as grain
 from grainmill import _native
-from grainmill._tools import convert, formats, outputs, tf_example
+from grainmill._files import formats, outputs, tf_example
+from grainmill._tools import convert
 from grainmill._tools.console import ExitCode, Progress
 from grainmill._tools.main import main
 from grainmill.array_record import ArrayRecordReader, ArrayRecordWriter
@@ -356,7 +357,7 @@ def test_options_are_those_of_the_writer(tmp_path, inputs):
     )
 )
 def test_examples_are_decoded_as_they_were_encoded(features):
-    assert tf_example.as_json(tf_example.encode(features)) == features
+    assert tf_example.example_as_json(tf_example.encode(features)) == features
 
 
 def test_json_becomes_examples_and_back(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import record_formats as formats
 
-from grainmill._tools import local_outputs
+from grainmill._files import local_outputs
 from grainmill._tools.console import ExitCode
 from grainmill._tools.main import main
 

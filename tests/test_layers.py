@@ -54,6 +54,7 @@ FACE_LAYERS = [
 # What is above the layers, and the files that import it.
 FACE_ABOVE = {
     "_beam": {"beam.py"},
+    "_files": {"files.py"},
     "_materialize": {"ray.py", "_beam/files.py", "_beam/materialize.py"},
     "_tools": {"__main__.py"},
     "_as_grain": {"__init__.py", "as_grain.py"},
@@ -63,33 +64,10 @@ FACE_ABOVE = {
 # Programs over the package: they use its public names, each other, and what is listed here.
 PROGRAMS = {"_tools", "_beam", "_materialize", "ray"}
 PRIVATE_OF_PROGRAMS = {
-    "_tools": {
-        # The engine on whole files, below what sources are: all formats from start to end, copies
-        # that touch no Python object per record, checks of all bytes, uploads to be continued.
-        *("_native.FileBytes", "_native.ObjectWriter", "_native.ParquetFiles"),
-        *("_native.Permutation", "_native.RecordFiles", "_native.RecordOutput"),
-        *("_native.RecordStream", "_native.abort_upload", "_native.list_objects"),
-        *("_native.masked_crc32c", "_native.object_identities", "_native.read_object"),
-        *("_native.remove_object", "_native.verify_array_record"),
-        # The files of a source, where a record of it is, and the index of its files.
-        *("._files", "._record_location", "_index_file.read_entries"),
-        # Rules that have one place: what of a URL is a secret, what names of files end with, how
-        # threads are started and files are written.
-        *("_native.redacted", "_url.absolute", "_url.identified", "_url.is_url", "_url.shown"),
-        *(f"_sources.suffixes.{name}" for name in ("COMPRESSED", "EXTENSIONS", "GZIP")),
-        *("_threads.start_thread", "_atomic_file.sync_directory", "_atomic_file.write"),
-        # What `python -m grainmill.as_grain` calls, and a verdict where nothing uses the elements.
-        *("as_grain._main", "._verdict_of_pipeline"),
-        # Of `argparse`.
-        *("._actions", "._format_action_invocation"),
-    },
+    # Of `argparse`: how an option with a value is shown, as from Python 3.13 on.
+    "_tools": {"._format_action_invocation"},
     # Files that Beam opens, read by the engine.
     "_beam": {"_native.RecordFiles", "_native.RecordStream"},
-    # How checkpoints tell pipelines apart, and how workers get functions of the main script.
-    "_materialize": {
-        *(f"_checkpoint.pipeline.{name}" for name in ("described", "differences", "reported")),
-        *("_dataset.iter_dataset.node_of", "_workers.by_value.dumps"),
-    },
 }
 
 # Accepted upward references: (file, layer) -> why.

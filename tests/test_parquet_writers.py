@@ -10,9 +10,9 @@ import pytest
 from effort import SEED, cases
 from parquet_tables import WRITERS, numbered, plain, rows_of, same_value
 
-from grainmill._tools.cat import plain as as_json
 from grainmill._tools.main import main
 from grainmill.experimental import ParquetIterDataset
+from grainmill.files import as_json
 from grainmill.sources import ParquetDataSource
 
 # So that files of other writers are few where these are many.

@@ -19,10 +19,10 @@ from record_formats import bagz, tar, tfrecord
 
 import grainmill as grain
 from grainmill import _native
+from grainmill._files import formats
 from grainmill._sources import paths as paths_module
 from grainmill._sources import suffixes
 from grainmill._sources.paths import expand
-from grainmill._tools import formats
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.experimental import (
     ParquetIterDataset,

@@ -12,7 +12,8 @@ import pytest
 from bucket_server import BucketServer
 
 import grainmill as grain
-from grainmill._tools import console, convert, formats, tf_example, verify
+from grainmill._files import formats, tf_example
+from grainmill._tools import console, convert, verify
 from grainmill._tools.console import ExitCode
 from grainmill._tools.main import main
 

@@ -11,7 +11,9 @@ from record_formats import bagz
 from test_convert import tfrecord, write_tfrecord
 
 import grainmill as grain
-from grainmill._tools import completion, console, formats, info, tf_example, verify
+from grainmill import files
+from grainmill._files import formats, tf_example
+from grainmill._tools import completion, console, info
 from grainmill._tools.console import ExitCode
 from grainmill._tools.main import COMMANDS, command_parser, main
 from grainmill.array_record import ArrayRecordWriter
@@ -134,7 +136,8 @@ def test_content_decides_before_the_name(tmp_path):
     write_tfrecord(tmp_path / "b.array_record", [b"x"])
     (tmp_path / "c").write_bytes(b'{"a": 1}\n')
     found = [
-        formats.detect(str(tmp_path / name)).name for name in ("a.tfrecord", "b.array_record", "c")
+        formats.detect_format(str(tmp_path / name)).name
+        for name in ("a.tfrecord", "b.array_record", "c")
     ]
     assert found == ["array_record", "tfrecord", "jsonl"]
 
@@ -144,10 +147,10 @@ def test_arguments_name_many_files(tmp_path, monkeypatch):
     names = [f"a-{number:05}-of-00003.tfrecord" for number in range(3)]
     for name in [*names, "notes.txt", ".hidden.tfrecord"]:
         Path(name).write_bytes(b"")
-    assert formats.expanded(["a@3.tfrecord"]) == names
-    assert formats.expanded(["a-*"]) == names
-    assert formats.expanded(["."]) == [f"./{name}" for name in names]
-    assert formats.expanded(["notes.txt", "a-*1-*"]) == ["notes.txt", names[1]]
+    assert formats.find_files(["a@3.tfrecord"]) == names
+    assert formats.find_files(["a-*"]) == names
+    assert formats.find_files(["."]) == [f"./{name}" for name in names]
+    assert formats.find_files(["notes.txt", "a-*1-*"]) == ["notes.txt", names[1]]
 
 
 # --- info ---------------------------------------------------------------------------------------
@@ -329,7 +332,7 @@ def test_verify_names_every_line_that_is_not_json(tmp_path, capsys):
 def test_content_with_a_mark_says_more_than_a_name(tmp_path):
     def format_of(name, data):
         (tmp_path / name).write_bytes(data)
-        return formats.detect(str(tmp_path / name)).name
+        return formats.detect_format(str(tmp_path / name)).name
 
     assert format_of("a.bag", bagz([b'{"a": 1}'])) == "bagz"  # which has no mark
     assert format_of("b.bag", tfrecord([b"x"])) == "tfrecord"
@@ -349,7 +352,7 @@ def test_verify_shows_progress_within_a_file_and_can_be_interrupted(tmp_path, su
     else:
         path.write_bytes(bagz(records))
     told = []
-    report = verify.check_file(str(path), None, 10, lambda *progress: told.append(progress))
+    report = files.verify(path, progress=lambda *progress: told.append(progress))
     assert not report["problems"]
     shares, counts = zip(*told, strict=True)
     assert len(told) >= 4
@@ -363,7 +366,7 @@ def test_verify_shows_progress_within_a_file_and_can_be_interrupted(tmp_path, su
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        verify.check_file(str(path), None, 10, interrupt)
+        files.verify(path, progress=interrupt)
 
 
 def test_manifests_are_written_and_checked(tmp_path, capsys, monkeypatch):
@@ -546,10 +549,8 @@ def test_progress_line_has_rate_and_time_left(capsys, monkeypatch):
     clock = iter([0.0, 10.0, 10.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     progress = console.Progress("convert", 100, shown=True)
-    progress.note("1 of 4 files")
-    progress.skip(20)
-    progress.add(20, 5000)
+    progress.tell(20, 5000, "1 of 4 files")
     assert capsys.readouterr().err == (
-        "\rconvert  [########............]  40%  1 of 4 files  5,000 records, 500/s  0:00:30 left"
+        "\rconvert  [####................]  20%  1 of 4 files  5,000 records, 500/s  0:00:40 left"
         "\x1b[K"
     )

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 _BYTES, _FLOATS, _INTEGERS = 1, 2, 3  # the fields of a `tf.train.Feature`
+_SEVEN_BITS = 0x7F
 
 
 def to_example(element: Mapping[str, Any]) -> bytes:
@@ -34,31 +35,31 @@ def to_example(element: Mapping[str, Any]) -> bytes:
     for name in sorted(element):
         if not isinstance(name, str):
             raise TypeError(f"names of features must be `str`, got {name!r}")
-        entry = _field(1, name.encode()) + _field(2, _feature(name, element[name]))
-        features.append(_field(1, entry))
-    return _field(1, b"".join(features))
+        entry = field(1, name.encode()) + field(2, _feature(name, element[name]))
+        features.append(field(1, entry))
+    return field(1, b"".join(features))
 
 
 def _feature(name: str, value: Any) -> bytes:
     if isinstance(value, bytes | str):
-        return _field(_BYTES, _field(1, _as_bytes(value)))
+        return field(_BYTES, field(1, _as_bytes(value)))
     array = np.asarray(value)
     kind = array.dtype.kind
     if kind in "bui":
         if kind == "u" and array.size and int(array.max()) >= 1 << 63:
             raise ValueError(f"feature `{name}`: {array.max()} does not fit into an `int64_list`")
         numbers = array.astype(np.int64).ravel()
-        return _field(_INTEGERS, _field(1, _varints(numbers)) if numbers.size else b"")
+        return field(_INTEGERS, field(1, _varints(numbers)) if numbers.size else b"")
     if kind == "f" or array.dtype.name == "bfloat16":
         floats = array.astype("<f4").tobytes()
-        return _field(_FLOATS, _field(1, floats) if floats else b"")
+        return field(_FLOATS, field(1, floats) if floats else b"")
     if kind in "SUO":
         values = []
         for one in _flat(value):
             if not isinstance(one, bytes | str):
                 raise TypeError(f"feature `{name}`: there is no list of `{type(one).__name__}`")
-            values.append(_field(1, _as_bytes(one)))
-        return _field(_BYTES, b"".join(values))
+            values.append(field(1, _as_bytes(one)))
+        return field(_BYTES, b"".join(values))
     raise TypeError(f"feature `{name}`: there is no list of `{array.dtype}`")
 
 
@@ -77,13 +78,23 @@ def _as_bytes(value: bytes | str) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-def _field(number: int, payload: bytes) -> bytes:
+def field(number: int, payload: bytes) -> bytes:
     """A field with a length."""
-    return bytes([number << 3 | 2]) + _varints(np.array([len(payload)])) + payload
+    return bytes([number << 3 | 2]) + varint(len(payload)) + payload
+
+
+def varint(number: int) -> bytes:
+    """An unsigned integer in groups of seven bits, of which all but the last have the top bit."""
+    out = bytearray()
+    while number > _SEVEN_BITS:
+        out.append(number & _SEVEN_BITS | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
 
 
 def _varints(numbers: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
-    """Integers in groups of seven bits, of which all but the last have the top bit set."""
+    """Integers as `varint` has each."""
     unsigned = numbers.astype(np.int64).view(np.uint64)
     shifts = np.arange(10, dtype=np.uint64) * np.uint64(7)
     groups = (unsigned[:, None] >> shifts).astype(np.uint8) & np.uint8(0x7F)

@@ -19,10 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import cloudpickle
 
-from grainmill import GrainmillError, MapDataset, ReadOptions
-from grainmill._checkpoint.pipeline import described, differences, reported
-from grainmill._dataset.iter_dataset import node_of
-from grainmill._workers import by_value
+from grainmill import GrainmillError, MapDataset, ReadOptions, pipelines
 from grainmill.array_record import ArrayRecordWriter
 
 Serialize: TypeAlias = Callable[[Any], bytes]
@@ -30,6 +27,7 @@ Serialize: TypeAlias = Callable[[Any], bytes]
 MANIFEST_SUFFIX = "materialize.json"
 # A longer dataset has no end for practical purposes, such as that of `repeat()`.
 _MAX_ELEMENTS = 1 << 48
+_MAX_REPORTED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +103,12 @@ class Job:
                 for name, value in self.manifest.items()
                 if name != "stages" and saved[name] != value
             ]
-            found += differences(saved["stages"], json.loads(json.dumps(self.manifest["stages"])))
+            found += pipelines.differences(saved["stages"], self.manifest["stages"])
         except (ValueError, TypeError, KeyError, AttributeError):
             return "it is damaged"
-        return f"the shards are of another pipeline: {reported(found)}" if found else None
+        more = f"; and {len(found) - _MAX_REPORTED} more" if len(found) > _MAX_REPORTED else ""
+        text = "; ".join(found[:_MAX_REPORTED]) + more
+        return f"the shards are of another pipeline: {text}" if found else None
 
     def write(self, shard: int, store: LocalStore) -> int:
         """Writes a shard; returns the number of its records."""
@@ -171,9 +171,9 @@ def job_of(
         "num_shards": num_shards,
         "options": options.options,
         "version": options.version,
-        "stages": described(node_of(ds)),
+        "stages": pipelines.describe(ds),
     }
-    pickled = by_value.dumps((ds, options.serialize, options.read_options))
+    pickled = pipelines.dumps((ds, options.serialize, options.read_options))
     return Job(pickled, shards, options.options, manifest, options.overwrite)
 
 

@@ -27,7 +27,7 @@ def __dir__() -> list[str]:
 _USAGE = "usage: python -m grainmill.as_grain [-m module | program.py] [argument ...]"
 
 
-def _main() -> None:
+def main() -> None:
     """Runs the program that `sys.argv` names, with the arguments that follow it.
 
     Raises:
@@ -65,4 +65,4 @@ def _run_file(path: str, program: types.ModuleType) -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    main()

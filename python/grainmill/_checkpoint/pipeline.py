@@ -41,6 +41,35 @@ _MAX_STAGES = 64
 _MAX_REPORTED = 3
 
 
+def describe(dataset: Any) -> Stages:
+    """Returns what a checkpoint says about a pipeline, by which another one is recognised.
+
+    It has what determines which element a position refers to, and leaves out what may change
+    between two runs: directories, options of reading and prefetching, and the code of functions. It
+    can be kept beside states, or beside elements that a pipeline has computed.
+
+    Args:
+        dataset: A `MapDataset` or `IterDataset`.
+
+    Returns:
+        The stages from the source on: dicts of what JSON can represent.
+
+    Raises:
+        TypeError: It is no dataset of this package.
+
+    Example:
+        >>> ds = grain.MapDataset.range(3).map(abs)
+        >>> from grainmill import pipelines
+        >>> [stage["stage"] for stage in pipelines.describe(ds)]
+        ['RangeMapDataset', 'MapMapDataset']
+    """
+    plan_of = getattr(dataset, "_plan_node", None)
+    if plan_of is None:
+        raise TypeError(f"`dataset` must be a dataset, got {type(dataset).__name__}")
+    stages: Stages = json.loads(json.dumps(described(plan_of())))
+    return stages
+
+
 def described(node: Node) -> Stages:
     """The stages of the plan that ends in `node`, from its source on."""
     return _Describer().stages(node)
@@ -189,7 +218,18 @@ def function_name(function: Any) -> str:
 
 
 def differences(saved: Any, now: Any) -> list[str]:
-    """What differs between two descriptions; empty if nothing does."""
+    """Returns what differs between two descriptions, one sentence each.
+
+    Args:
+        saved: What `describe` has returned before, or what JSON has made of it.
+        now: What it returns now.
+
+    Example:
+        >>> from grainmill import pipelines
+        >>> one, other = (grain.MapDataset.range(9).shuffle(seed=seed) for seed in (1, 2))
+        >>> pipelines.differences(pipelines.describe(one), pipelines.describe(other))
+        ['seed of ShuffleMapDataset was 1, and is 2 now']
+    """
     if saved == now:
         return []
     if not isinstance(saved, list) or not isinstance(now, list):

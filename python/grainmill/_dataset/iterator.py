@@ -238,13 +238,16 @@ class DatasetIterator(Savable, Iterator[T_co], Generic[T_co]):
         """
         return self._parent_with("stats").stats()
 
-    def verdict(self) -> str:
+    def verdict(self, *, has_consumer: bool = True) -> str:
         """Returns one sentence: which stage holds the pipeline back, and what to change.
 
         It is the storage, a function by its name, the interpreter lock (GIL), the workers, another
         stage, or the consumer itself. Waits for the lock, for a core, or for elements that another
         thread computes are not held against a stage. The more elements were delivered, the surer it
         is: some dozens at least.
+
+        Args:
+            has_consumer: Whether it may be the consumer: not where nothing is done with elements.
 
         Raises:
             NotImplementedError: It is a user's own iterator over no dataset of this package.
@@ -254,12 +257,7 @@ class DatasetIterator(Savable, Iterator[T_co], Generic[T_co]):
             >>> iterator.verdict()
             'no element has been requested yet; ask again later'
         """
-        return self._parent_with("verdict").verdict()
-
-    def _verdict_of_pipeline(self) -> str:
-        """`verdict`, where the consumer only counts elements."""
-        parent = self._parent_with("verdict")
-        return parent._verdict_of_pipeline()  # noqa: SLF001 - as `verdict` does
+        return self._parent_with("verdict").verdict(has_consumer=has_consumer)
 
     def _parent_with(self, name: str) -> DatasetIterator[Any]:
         for parent in self.__dict__.get("_parents", ()):
@@ -547,12 +545,13 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
         """Returns where the time has gone so far; see `DatasetIterator.stats`."""
         return views.stats_of(self)
 
-    def verdict(self) -> str:
-        """Returns one sentence on what holds it back; see `DatasetIterator.verdict`."""
-        return views.verdict_of(self)
+    def verdict(self, *, has_consumer: bool = True) -> str:
+        """Returns one sentence on what holds it back; see `DatasetIterator.verdict`.
 
-    def _verdict_of_pipeline(self) -> str:
-        return views.verdict_of(self, has_consumer=False)
+        Args:
+            has_consumer: See there.
+        """
+        return views.verdict_of(self, has_consumer=has_consumer)
 
     def _record_position(self) -> None:
         """Records the position of the stages before it changes, unless it is known."""

@@ -370,12 +370,13 @@ class DataLoaderIterator(Savable, Iterator[Loaded_co], Generic[Loaded_co]):
         """Returns where the time has gone so far; see `DatasetIterator.stats`."""
         return self._iterator.stats()
 
-    def verdict(self) -> str:
-        """Returns one sentence on what holds the loader back; see `DatasetIterator.verdict`."""
-        return self._iterator.verdict()
+    def verdict(self, *, has_consumer: bool = True) -> str:
+        """Returns one sentence on what holds the loader back; see `DatasetIterator.verdict`.
 
-    def _verdict_of_pipeline(self) -> str:
-        return self._iterator._verdict_of_pipeline()  # noqa: SLF001 - as for `verdict`
+        Args:
+            has_consumer: See there.
+        """
+        return self._iterator.verdict(has_consumer=has_consumer)
 
     def start_prefetch(self) -> None:
         """Starts to compute elements before the first is asked for.

@@ -37,7 +37,7 @@ def run_program(arguments: Sequence[str]) -> int:
         print(f"grainmill as-grain: {arguments[0]}: {problem}", file=sys.stderr)
         return ExitCode.SYSTEM
     sys.argv[1:] = arguments
-    as_grain._main()  # noqa: SLF001 - what `python -m grainmill.as_grain` calls
+    as_grain.main()
     return 0
 
 

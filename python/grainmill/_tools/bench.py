@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grainmill import MapDataset
+from grainmill import DataLoaderIterator, DatasetIterator, MapDataset
 from grainmill._tools.bench_plot import svg
 from grainmill._tools.console import (
     CommandError,
@@ -211,14 +211,12 @@ def measured(elements: Any, seconds: float, max_count: int | None, warmup: int) 
 
 def _verdict(iterator: Any) -> str | None:
     """What holds the pipeline back; here is no consumer that could."""
-    verdict = getattr(iterator, "_verdict_of_pipeline", None)
-    if verdict is None:
+    if not isinstance(iterator, DatasetIterator | DataLoaderIterator):
         return None
     try:
-        text: str = verdict()
+        return iterator.verdict(has_consumer=False)
     except NotImplementedError:
         return None
-    return text
 
 
 def _rates(times: list[float]) -> list[tuple[float, float]]:

@@ -8,9 +8,8 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from grainmill._tools import formats, reading, tf_example
-from grainmill._tools.console import CommandError, ExitCode, check_at_least, print_json
-from grainmill._url import shown
+from grainmill import GrainmillError, files
+from grainmill._tools.console import CommandError, ExitCode, add_inputs, print_json
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +23,7 @@ _HEX_WIDTH = 16
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of both commands."""
     is_head = parser.get_default("command") == "head"
-    formats.add_inputs(parser)
+    add_inputs(parser)
     parser.add_argument(
         "--as",
         dest="view",
@@ -54,8 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
-    check_at_least("--count", options.count, 0)
-    paths = formats.expanded(options.paths)
+    if options.count is not None and options.count < 0:
+        raise CommandError(f"--count must be at least 0, got {options.count}")
+    paths = files.find_files(options.paths)
     chosen = getattr(options, "index", None)
     if chosen and len(paths) > 1:
         raise CommandError(f"--index selects records of one file, got {len(paths)} files")
@@ -63,13 +63,15 @@ def run(options: argparse.Namespace) -> int:
     for path in paths:
         if left == 0:
             break
-        found = formats.detect(path, options.format)
+        found = files.detect_format(path, options.format)
         if found.rows and options.view not in {"auto", "json"}:
             raise CommandError(
                 f"{path}: rows of {found.title} files are printed as JSON, not as {options.view}"
             )
         numbered = (
-            _chosen(path, found, chosen) if chosen else enumerate(reading.records(path, found))
+            _chosen(path, found.name, chosen)
+            if chosen
+            else enumerate(files.read_records(path, format=found.name))
         )
         for index, record in itertools.islice(numbered, left):
             _show(path, index, record, options)
@@ -77,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _chosen(path: str, found: formats.Format, given: list[str]) -> Iterator[tuple[int, Any]]:
+def _chosen(path: str, found: str, given: list[str]) -> Iterator[tuple[int, Any]]:
     """The records that `--index` names, in that order."""
     for part in ",".join(given).split(","):
         match = re.fullmatch(r"\s*(\d+)\s*|\s*(\d*):(\d*)\s*", part)
@@ -85,21 +87,22 @@ def _chosen(path: str, found: formats.Format, given: list[str]) -> Iterator[tupl
             raise CommandError(f"--index must be a number or a range `A:B`, got `{part}`")
         if match[1]:
             at = int(match[1])
-            yield at, reading.at_positions(path, found, [at])[0]
+            yield at, files.read_at(path, [at], format=found)[0]
             continue
         first = int(match[2] or 0)
         count = int(match[3]) - first if match[3] else None
         if count is not None and count < 0:
             raise CommandError(f"--index `{part}` ends before it starts")
-        yield from itertools.islice(enumerate(reading.records(path, found, first), first), count)
+        records = files.read_records(path, format=found, start=first)
+        yield from itertools.islice(enumerate(records, first), count)
 
 
 def _show(path: str, index: int, record: Any, options: argparse.Namespace) -> None:
     if options.json:
-        print_json({"path": shown(path), "index": index, **_as_dict(record, options.view)})
+        print_json({"path": files.redacted(path), "index": index, **_as_dict(record, options.view)})
         return
     if not isinstance(record, bytes):
-        print_json(plain(record))
+        print_json(files.as_json(record))
         return
     view = options.view if options.view != "auto" else _view_of(record)
     if view == "raw":
@@ -109,7 +112,7 @@ def _show(path: str, index: int, record: Any, options: argparse.Namespace) -> No
     elif view == "json":
         print_json(_parsed(path, index, record, json.loads))
     elif view == "example":
-        print_json(_parsed(path, index, record, tf_example.as_json))
+        print_json(_parsed(path, index, record, files.example_as_json))
     else:
         print(f"record {index}, {len(record)} bytes\n{_hex(record)}")
 
@@ -118,7 +121,7 @@ def _parsed(path: str, index: int, record: bytes, parse: Any) -> Any:
     try:
         return parse(record)
     except (ValueError, RecursionError) as error:
-        raise CommandError(f"{path}: record {index}: {error}", ExitCode.DAMAGED) from error
+        raise GrainmillError(f"{path}: record {index}: {error}") from error
 
 
 def _view_of(record: bytes) -> str:
@@ -132,7 +135,7 @@ def _view_of(record: bytes) -> str:
             return "raw"
     if record[:1] == b"\n":
         try:
-            tf_example.decode(record)
+            files.example_as_json(record)
         except ValueError:
             pass
         else:
@@ -147,7 +150,7 @@ def _view_of(record: bytes) -> str:
 def _as_dict(record: Any, view: str) -> dict[str, Any]:
     """A record for programs."""
     if not isinstance(record, bytes):
-        return {"record": plain(record)}
+        return {"record": files.as_json(record)}
     if view == "auto":
         view = _view_of(record)
         if view == "raw" and record[:1] in {b"{", b"["}:
@@ -158,24 +161,11 @@ def _as_dict(record: Any, view: str) -> dict[str, Any]:
         except (ValueError, RecursionError):
             view = "raw"
     if view == "example":
-        return {"record": tf_example.as_json(record)}
+        return {"record": files.example_as_json(record)}
     if view == "hex":
         return {"hex": record.hex()}
-    found = tf_example.shown(record)
+    found = files.as_json(record)
     return {"text": found} if isinstance(found, str) else found
-
-
-def plain(value: Any) -> Any:
-    """A row or a value of it, as JSON can represent it."""
-    if isinstance(value, dict):
-        return {str(name): plain(content) for name, content in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(content) for content in value]
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, bytes):
-        return tf_example.shown(value)
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
 def _hex(record: bytes) -> str:

@@ -59,7 +59,7 @@ def options_of(command: str) -> list[Option]:
             tuple(map(str, action.choices or ())),
             action.nargs != 0,
         )
-        for action in parser._actions  # noqa: SLF001 - there is no other way to list them
+        for action in parser.arguments
         if action.option_strings
     ]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import enum
 import json
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from grainmill._url import is_url
+from grainmill import files
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable
 
 
@@ -51,38 +51,32 @@ class CommandError(Exception):
         self.code = code
 
 
-def check_at_least(option: str, value: int | None, minimum: int) -> None:
-    """Refuses a number that is too small; `None` is one that is not given."""
-    if value is not None and value < minimum:
-        raise CommandError(f"{option} must be at least {minimum}, got {value}")
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of a command that reads files: which, and their format."""
+    parser.add_argument(
+        "paths", nargs="+", metavar="FILE", help="files, globs, name@N, directories"
+    )
+    formats = tuple(files.FORMATS)
+    parser.add_argument("--from", dest="format", choices=formats, help="the files' format")
 
 
 def check_local(option: str, path: str) -> None:
     """Refuses a URL where only a local file can be written."""
-    if is_url(path):
+    if files.is_url(path):
         raise CommandError(f"{option} must be a local file, got {path}")
 
 
-def json_text(value: Any, **options: Any) -> str:
-    """A value as one line of JSON, with characters as they are unless UTF-8 has none of them.
+def print_json(value: Any) -> None:
+    """Prints a value as one line of JSON, with characters as they are unless UTF-8 has not all.
 
     Those are halves of surrogate pairs, as in names of files that are not UTF-8.
     """
-    text = json.dumps(value, ensure_ascii=False, **options)
-    return text if _is_utf8(text) else json.dumps(value, **options)
-
-
-def _is_utf8(text: str) -> bool:
+    text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:
-        return False
-    return True
-
-
-def print_json(value: Any) -> None:
-    """Prints a value as one line of JSON."""
-    print(json_text(value))
+        text = json.dumps(value)
+    print(text)
 
 
 def byte_text(byte_len: float) -> str:
@@ -109,56 +103,46 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
 class Progress:
     """A line on the terminal, rewritten a few times a second; nothing where stderr is a file.
 
-    Several threads may report to it.
+    Args:
+        what: What is done.
+        total: All the work, in any unit; 0 if that is unknown.
+        shown: Whether the line is shown, in any case.
     """
 
     _PERIOD_S = 0.2
 
-    def __init__(self, what: str, total: float | None, *, shown: bool | None = None) -> None:
+    def __init__(self, what: str, total: float = 0.0, *, shown: bool | None = None) -> None:
         self._what = what
         self._total = total
         self._shown = sys.stderr.isatty() if shown is None else shown
-        self._lock = threading.Lock()
         self._done = 0.0
-        self._skipped = 0.0
         self._records = 0
         self._started = time.monotonic()
         self._last = 0.0
         self._note = ""
 
-    def add(self, done: float, records: int) -> None:
-        """Adds finished work, in the units of the total, and records."""
-        with self._lock:
-            self._done += done
-            self._records += records
-            now = time.monotonic()
-            if self._shown and now - self._last >= self._PERIOD_S:
-                self._last = now
-                sys.stderr.write("\r" + self.text(now) + "\x1b[K")
-                sys.stderr.flush()
-
-    def skip(self, done: float) -> None:
-        """Adds work that was finished before; it does not count for the rate."""
-        with self._lock:
-            self._skipped += done
-
-    def note(self, text: str) -> None:
-        """Sets what is said about the parts, such as `3 of 10 files`."""
-        with self._lock:
-            self._note = text
+    def tell(self, done: float, records: int, note: str, *, total: float | None = None) -> None:
+        """Says how much is done, in the unit of the total, and what is said about the parts."""
+        self._done, self._records, self._note = done, records, note
+        self._total = self._total if total is None else total
+        now = time.monotonic()
+        if self._shown and now - self._last >= self._PERIOD_S:
+            self._last = now
+            sys.stderr.write("\r" + self.text(now) + "\x1b[K")
+            sys.stderr.flush()
 
     def text(self, now: float) -> str:
         """The line at a time of the monotonic clock."""
         elapsed = max(now - self._started, 1e-9)
         parts = [self._what]
         if self._total:
-            share = min((self._done + self._skipped) / self._total, 1.0)
+            share = min(self._done / self._total, 1.0)
             filled = round(20 * share)
             parts.append(f"[{'#' * filled}{'.' * (20 - filled)}] {share:4.0%}")
         if self._note:
             parts.append(self._note)
         parts.append(f"{self._records:,} records, {self._records / elapsed:,.0f}/s")
-        left = (self._total or 0) - self._done - self._skipped
+        left = self._total - self._done
         if self._done and left > 0:
             seconds = round(left / (self._done / elapsed))
             parts.append(f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02} left")

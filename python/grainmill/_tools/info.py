@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from grainmill import _native
-from grainmill._tools import formats, reading
-from grainmill._tools.console import ExitCode, byte_text, count_text, print_json, table
-from grainmill._url import shown
+from grainmill import files
+from grainmill._tools.console import (
+    ExitCode,
+    add_inputs,
+    byte_text,
+    count_text,
+    print_json,
+    table,
+)
 
 if TYPE_CHECKING:
     import argparse
 
 _SAMPLE = 10_000
 _BAR = 30
-_GZIP = b"\x1f\x8b"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    formats.add_inputs(parser)
+    add_inputs(parser)
     parser.add_argument(
         "--full",
         action="store_true",
@@ -29,9 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
-    paths = formats.expanded(options.paths)
-    limit = 1 << 62 if options.full else _SAMPLE
-    infos = [info_of(path, options.format, limit) for path in paths]
+    max_sampled = None if options.full else _SAMPLE
+    infos = [
+        files.describe(path, format=options.format, max_sampled=max_sampled)
+        for path in files.find_files(options.paths)
+    ]
     if options.json:
         print_json({"files": infos, **_sums(infos)})
         return ExitCode.OK
@@ -49,65 +55,11 @@ def run(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def info_of(path: str, given: str | None, max_records: int) -> dict[str, Any]:
-    """What one file contains."""
-    found = formats.detect(path, given)
-    num_records, lengths = reading.sample(path, found, max_records)
-    exact = lengths.count == num_records
-    record_bytes = lengths.total if exact else round(lengths.mean * num_records)
-    stored = len(_native.FileBytes(path))
-    info: dict[str, Any] = {
-        "path": shown(path),
-        "format": found.name,
-        "records": num_records,
-        "bytes": stored,
-        "record_bytes": record_bytes,
-        "ratio": round(stored / record_bytes, 4) if record_bytes else None,
-        "compression": None,
-    }
-    if found.in_order:
-        info["compression"] = _native.RecordStream(path, found.name).compression
-    elif found.name == "webdataset":
-        info["compression"] = "gzip" if _native.FileBytes(path).read(2) == _GZIP else None
-    elif found.name == "bagz":  # each record on its own
-        info["compression"] = "zstd" if path.endswith(".bagz") else None
-    elif found.name == "parquet":
-        table = _native.ParquetFiles([(path, None)], None, 0)
-        info["compression"] = ",".join(table.codecs()) or None
-        info["row_groups"] = table.row_group_lens()[0]
-        info["columns"] = dict(table.column_types())
-    else:
-        files = reading.files_of(found.open([path]))
-        if files is not None:
-            group_size = files.group_sizes[0]
-            info["chunks"] = -(-num_records // group_size) if group_size else 0
-            info["records_per_chunk"] = group_size
-            info["options"] = files.writer_options[0]
-    info["sizes"] = {
-        "exact": exact,
-        "min": lengths.least,
-        "mean": round(lengths.mean, 1),
-        "max": lengths.most,
-        "histogram": histogram(lengths),
-    }
-    return info
-
-
-def histogram(lengths: reading.Lengths) -> list[tuple[int, int, int]]:
-    """Counts of lengths from one power of two (inclusive) to the next (exclusive)."""
-    counts = lengths.counts
-    if not counts:
-        return []
-    return [
-        (1 << bits >> 1, 1 << bits, counts[bits]) for bits in range(min(counts), max(counts) + 1)
-    ]
-
-
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     sizes = found["sizes"]
     about = "" if sizes["exact"] else "about "
     rows = [
-        ("format", formats.FORMATS[found["format"]].title),
+        ("format", files.FORMATS[found["format"]].title),
         ("records", f"{found['records']:,}"),
     ]
     rows.append(("bytes", f"{found['bytes']:,} ({byte_text(found['bytes'])})"))
@@ -145,8 +97,8 @@ def _bars(bins: list[tuple[int, int, int]]) -> str:
     )
 
 
-def _sums(shown: list[dict[str, Any]]) -> dict[str, int]:
+def _sums(infos: list[dict[str, Any]]) -> dict[str, int]:
     return {
-        "records": sum(found["records"] for found in shown),
-        "bytes": sum(found["bytes"] for found in shown),
+        "records": sum(found["records"] for found in infos),
+        "bytes": sum(found["bytes"] for found in infos),
     }

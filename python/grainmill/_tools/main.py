@@ -14,8 +14,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from grainmill import GrainmillError, __version__
-from grainmill._native import redacted
+from grainmill import GrainmillError, __version__, files
 from grainmill._tools.console import EXIT_CODES, CommandError, ExitCode
 
 if TYPE_CHECKING:
@@ -36,9 +35,26 @@ COMMANDS = {
 _EPILOG = "exit codes:\n" + "\n".join(f"  {code:d}  {text}" for code, text in EXIT_CODES.items())
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser of arguments.
+
+    Attributes:
+        arguments: Those that were added to it.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.arguments: list[argparse.Action] = []
+        super().__init__(formatter_class=HelpFormatter, **options)
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """Adds an argument; see `argparse.ArgumentParser.add_argument`."""
+        action = super().add_argument(*names, **options)
+        self.arguments.append(action)
+        return action
+
     def error(self, message: str) -> NoReturn:
-        super().error(redacted(message))
+        """Ends the program, as an argument is wrong."""
+        super().error(files.redacted(message))
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -60,12 +76,11 @@ def module_of(command: str) -> Any:
     return importlib.import_module(f"grainmill._tools.{name}")
 
 
-def command_parser(command: str) -> argparse.ArgumentParser:
+def command_parser(command: str) -> Parser:
     """The parser of the arguments of one command."""
-    parser = _Parser(
+    parser = Parser(
         prog=f"grainmill {command}",
         description=COMMANDS[command][0].upper() + COMMANDS[command][1:] + ".",
-        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     module = module_of(command)
@@ -78,7 +93,7 @@ def command_parser(command: str) -> argparse.ArgumentParser:
     )
     places = [
         f"{action.metavar} [{action.metavar} ...]" if action.nargs == "+" else action.metavar
-        for action in parser._actions  # noqa: SLF001 - there is no other way to list them
+        for action in parser.arguments
         if not action.option_strings
     ]
     parser.usage = f"grainmill {command} [OPTION ...] {' '.join(map(str, places))}"
@@ -88,13 +103,12 @@ def command_parser(command: str) -> argparse.ArgumentParser:
 def _main_parser() -> argparse.ArgumentParser:
     width = max(map(len, COMMANDS)) + 2
     lines = "\n".join(f"  {name:{width}}{text}" for name, text in COMMANDS.items())
-    parser = _Parser(
+    parser = Parser(
         prog="grainmill",
         usage="grainmill COMMAND [ARGUMENT ...]",
         description="Looks at files of records, checks, converts and indexes them, and measures "
         "pipelines.",
         epilog=f"commands (`grainmill COMMAND --help` describes each):\n{lines}\n\n{_EPILOG}",
-        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"grainmill {__version__}")
     parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)
@@ -112,14 +126,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _main_parser().parse_args(given or ["--help"])
     command, rest = given[0], given[1:]
     if command not in COMMANDS:
-        print(
-            f"grainmill: unknown command `{redacted(command)}`; commands: {', '.join(COMMANDS)}",
-            file=sys.stderr,
-        )
+        text = f"unknown command `{command}`; commands: {', '.join(COMMANDS)}"
+        print(f"grainmill: {files.redacted(text)}", file=sys.stderr)
         return ExitCode.USAGE
     if command == "as-grain":  # all arguments are the program's
         return int(module_of(command).run_program(rest))
-    options = command_parser(command).parse_args(rest)
+    parser = command_parser(command)
+    options = parser.parse_args(rest)
     try:
         code = int(module_of(command).run(options))
         sys.stdout.flush()
@@ -132,29 +145,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + getattr(signal, "SIGPIPE", 13)
     except Exception as error:
         if options.traceback:
-            print(redacted(traceback.format_exc()), end="", file=sys.stderr)
+            print(files.redacted(traceback.format_exc()), end="", file=sys.stderr)
         else:
-            print(f"grainmill {command}: {_line_of(error)}", file=sys.stderr)
+            print(f"grainmill {command}: {_line_of(error, parser)}", file=sys.stderr)
         return _code_of(error)
     return code
 
 
-def _line_of(error: Exception) -> str:
+def _line_of(error: Exception, parser: Parser) -> str:
     known = (CommandError, OSError, GrainmillError, ValueError, IndexError, MemoryError)
     if isinstance(error, OSError) and error.filename and error.strerror:
         # An error of the engine has a message that names the file, one of Python has not.
         text = error.strerror
         text = text if str(error.filename) in text else f"{error.filename}: {text}"
     elif isinstance(error, known):
-        text = str(error) or type(error).__name__
+        options = {a.dest: a.option_strings[-1] for a in parser.arguments if a.option_strings}
+        text = files.message_of(error, options) or type(error).__name__
     else:
         text = f"{type(error).__name__}: {error} (`--traceback` shows where)"
-    return redacted(" ".join(text.split("\n")))
+    return files.redacted(" ".join(text.split("\n")))
 
 
 def _code_of(error: Exception) -> int:
     if isinstance(error, CommandError):
         return error.code
+    if isinstance(error, FileExistsError) and error.errno is None:
+        return ExitCode.EXISTS  # an output; those of the system have a number
     if isinstance(error, OSError):
         return ExitCode.SYSTEM
     if isinstance(error, GrainmillError):

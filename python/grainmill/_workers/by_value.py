@@ -68,10 +68,27 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def dumps(
     value: Any, buffer_callback: Callable[[pickle.PickleBuffer], None] | None = None
 ) -> bytes:
-    """Pickles `value` for a process that cannot import the main script.
+    """Pickles a value for a process that cannot import the main script, as worker processes get it.
+
+    Functions and classes of the main script are sent as they are, not by their names; `cloudpickle`
+    does so for plain ones, and this also for those that are cached. `pickle.loads` returns the
+    value.
+
+    Args:
+        value: A dataset, a function, or any other object.
+        buffer_callback: As for `pickle.dumps`.
+
+    Returns:
+        The pickle.
 
     Raises:
         Exception: It cannot be pickled; with a note that names what of it cannot.
+
+    Example:
+        >>> import pickle
+        >>> from grainmill import pipelines
+        >>> pickle.loads(pipelines.dumps(lambda x: x * 10))(2)
+        20
     """
     if MAIN_OF_CHILD in sys.modules:  # another process cannot import this module either
         cloudpickle.register_pickle_by_value(sys.modules[MAIN_OF_CHILD])

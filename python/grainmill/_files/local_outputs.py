@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from grainmill._atomic_file import sync_directory
-from grainmill._tools.console import CommandError, ExitCode
-from grainmill._tools.outputs import Outputs, busy_error, exists_error, identity
+from grainmill._files.outputs import Outputs, busy_error, exists_error, identity
 
 try:
     import fcntl
@@ -22,7 +21,7 @@ except ImportError:  # Windows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from grainmill._tools.outputs import Kind, Records, Shard
+    from grainmill._files.outputs import Kind, Records, Shard
 
 
 class LocalOutputs(Outputs):
@@ -208,14 +207,14 @@ class LocalWriting:
         """Completes it, under its name; `check` raises if what is written is not what it should be.
 
         Raises:
-            CommandError: There is such a file already.
+            FileExistsError: There is such a file already.
         """
         self._records.close()
         check(str(self._temporary))
         self._outputs.add(self._shard.name, num_records, identity(str(self._temporary)))
         try:
             _rename(self._temporary, Path(self._shard.path), force=self._force)
-        except CommandError:
+        except FileExistsError:
             self._outputs.take_back(self._shard.name)
             raise
         self._end()
@@ -256,7 +255,7 @@ def _remove_if_free(path: Path) -> None:
     """Removes an empty file that no conversion has open, whose own was interrupted."""
     try:
         file = _locked(path, creates=False)
-    except (CommandError, OSError):
+    except OSError:
         return
     if os.fstat(file.fileno()).st_size == 0:
         path.unlink(missing_ok=True)
@@ -268,7 +267,8 @@ def _locked(path: Path, *, creates: bool = True) -> IO[bytes]:
 
     Raises:
         FileNotFoundError: There is none, and it is not created.
-        CommandError: Another conversion has it open, or it is no file that a conversion has made.
+        FileExistsError: Another conversion has it open.
+        OSError: It is no file that a conversion has made.
     """
     flags = os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0)
     # A link would have another file written, and opening a pipe would wait.
@@ -304,10 +304,9 @@ def _locked(path: Path, *, creates: bool = True) -> IO[bytes]:
         file.close()  # removed by a conversion that has just ended
 
 
-def _not_ours_error(path: Path) -> CommandError:
-    return CommandError(
-        f"{path}: expected a file that a conversion has made, found a link or a device; remove it",
-        ExitCode.SYSTEM,
+def _not_ours_error(path: Path) -> OSError:
+    return OSError(
+        f"{path}: expected a file that a conversion has made, found a link or a device; remove it"
     )
 
 

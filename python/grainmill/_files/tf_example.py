@@ -1,4 +1,4 @@
-"""`tf.train.Example` messages for the tools; training uses `transforms.ParseExample`.
+"""`tf.train.Example` messages without a schema; training uses `transforms.ParseExample`.
 
 Each feature is a list of one kind. In JSON, where an empty list would not show its kind, that is
 `{"int64_list": []}`; the same form states the kind of any list.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import struct
 from typing import Any
+
+from grainmill._example import field, varint
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 # The numbers of the kinds in messages; 0 is that of a feature without a list.
@@ -69,9 +71,9 @@ def encode(features: dict[str, Any]) -> bytes:
         values = given.tolist() if hasattr(given, "tolist") else given
         values = [] if values is None else values
         values = values if isinstance(values, list | tuple) else [values]
-        feature = _feature(name, list(map(_unshown, values)), kind)
-        entries.append(_field(1, _field(1, name.encode()) + _field(2, feature)))
-    return _field(1, b"".join(entries))
+        feature = _feature(name, [_unshown(value) for value in values], kind)
+        entries.append(field(1, field(1, name.encode()) + field(2, feature)))
+    return field(1, b"".join(entries))
 
 
 def _stated(given: Any) -> tuple[int, Any]:
@@ -87,7 +89,7 @@ def _stated(given: Any) -> tuple[int, Any]:
 
 def _feature(name: str, values: list[Any], kind: int) -> bytes:
     if not values:
-        return _field(kind, b"") if kind else b""
+        return field(kind, b"") if kind else b""
     fitting = [
         each
         for each in ([kind] if kind else _TYPES)
@@ -100,29 +102,16 @@ def _feature(name: str, values: list[Any], kind: int) -> bytes:
     kind = fitting[0]
     if kind == BYTES_LIST:
         parts = [value.encode() if isinstance(value, str) else value for value in values]
-        return _field(kind, b"".join(_field(1, part) for part in parts))
+        return field(kind, b"".join(field(1, part) for part in parts))
     if kind == FLOAT_LIST:
         try:
-            return _field(kind, _field(1, struct.pack(f"<{len(values)}f", *values)))
+            return field(kind, field(1, struct.pack(f"<{len(values)}f", *values)))
         except OverflowError:
             raise ValueError(f"`{name}`: a number is too large for 32 bits") from None
     if any(not -(1 << 63) <= value < 1 << 63 for value in values):
         raise ValueError(f"`{name}`: an integer exceeds 64 bits")
-    packed = b"".join(_encoded(int(value) & ((1 << 64) - 1)) for value in values)
-    return _field(kind, _field(1, packed))
-
-
-def _field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | _BYTES]) + _encoded(len(content)) + content
-
-
-def _encoded(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    packed = b"".join(varint(int(value) & ((1 << 64) - 1)) for value in values)
+    return field(kind, field(1, packed))
 
 
 def shown(value: Any) -> Any:
@@ -142,11 +131,22 @@ def _unshown(value: Any) -> Any:
     return value
 
 
-def as_json(record: bytes) -> dict[str, Any]:
-    """The features of an example, as JSON can represent them; `encode` makes the same ones of it.
+def example_as_json(record: bytes) -> dict[str, Any]:
+    """Returns the features of a `tf.train.Example` by name, as JSON can represent them.
+
+    Each is a list. Bytes that are no text are `{"base64": ...}`, and an empty list, which would not
+    show its kind, is `{"int64_list": []}`, `{"float_list": []}` or `{"bytes_list": []}`.
+
+    Args:
+        record: The message.
 
     Raises:
         ValueError: The record is no such message.
+
+    Example:
+        >>> from grainmill import files
+        >>> files.example_as_json(grain.transforms.to_example({"label": 7, "text": "one"}))
+        {'label': [7], 'text': ['one']}
     """
     return {
         name: [shown(value) for value in values] if values or not kind else {_NAMES[kind]: []}

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from grainmill import _native
-from grainmill._tools import reading, tf_example
-from grainmill._tools.cat import plain
-from grainmill._tools.console import CommandError, ExitCode, json_text
+from grainmill._files import reading, tf_example
+from grainmill._files.messages import Argument, Message
+from grainmill._native import GrainmillError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from grainmill._tools.formats import Format, Source
+    from grainmill._files.formats import Format, Source
 
 
 class Copying:
@@ -108,8 +109,7 @@ class Objects(Copying):
                 made.append(self._make(record))
             except (ValueError, RecursionError) as error:
                 path, number = place(at)
-                text = f"{path}: record {number}: {error}"
-                raise CommandError(text, ExitCode.DAMAGED) from error
+                raise GrainmillError(f"{path}: record {number}: {error}") from error
             byte_len += reading.byte_len(made[-1])
             if byte_len > 16 << 20:  # some large ones at a time
                 break
@@ -237,7 +237,7 @@ def _order(total: int, seed: int | None) -> Callable[[int, int], Any]:
     if seed is None or total == 0:
         return lambda first, count: np.arange(first, first + count, dtype=np.int64)
     if not 0 <= seed < 1 << 32:
-        raise CommandError(f"--seed must be from 0 to 2**32 - 1, got {seed}")
+        raise ValueError(Message(Argument("seed"), f" must be from 0 to 2**32 - 1, got {seed}"))
     return _native.Permutation(total, seed).block
 
 
@@ -249,13 +249,18 @@ def _maker(content: str) -> Callable[[Any], Any]:
         return lambda record: tf_example.encode(_as_dict(record))
     if content == "json":
         return lambda record: _as_json(
-            tf_example.as_json(record) if isinstance(record, bytes) else plain(record)
+            tf_example.example_as_json(record)
+            if isinstance(record, bytes)
+            else reading.as_json(record)
         )
-    return lambda record: record if isinstance(record, bytes) else _as_json(plain(record))
+    return lambda record: record if isinstance(record, bytes) else _as_json(reading.as_json(record))
 
 
 def _as_json(value: Any) -> bytes:
-    return json_text(value, separators=(",", ":")).encode()
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which UTF-8 has not
+        return json.dumps(value, separators=(",", ":")).encode()
 
 
 def _as_dict(record: Any) -> dict[str, Any]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import os
 import re
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from grainmill import _native, sources
+from grainmill._files.messages import Argument, Message, check_choice
 from grainmill._sources.suffixes import COMPRESSED, EXTENSIONS
-from grainmill._tools.console import CommandError, ExitCode
 from grainmill._url import identified, is_url
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 _SHARD = re.compile(r"-\d{5,}-of-\d{5,}|@\d+")
 _RIEGELI = bytes.fromhex("83af70d10d884a3f")
@@ -37,19 +37,24 @@ class Source(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A format of files.
+    """A format of files of records; `FORMATS` has all.
 
     Attributes:
-        name: The name in options.
+        name: The name that functions take.
         title: The name for people.
         source: The name of its class in `grainmill.sources`.
         scanned: Whether its source finds records by a scan, and keeps what it found in an index.
-        in_order: Whether the engine reads it without an index, from start to end.
+        in_order: Whether files are read without an index, from start to end.
         written: Whether files of it can be written.
         rows: Whether records are rows, `dict`s, not `bytes`.
-        options: What `--options` may contain, for help.
+        options: What the `options` of `convert` may contain, in words.
         numbers_first: Whether the number of a shard stands before the extension, since readers
             look at the end of the name.
+
+    Example:
+        >>> from grainmill import files
+        >>> files.FORMATS["jsonl"].title, files.FORMATS["jsonl"].extensions
+        ('JSON Lines', ('.jsonl', '.ndjson', '.jsonlines'))
     """
 
     name: str
@@ -64,17 +69,20 @@ class Format:
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """Of its files, the one for new files first."""
+        """What the names of its files end with; the first is that of new files."""
         return EXTENSIONS[self.name]
 
-    def open(self, paths: Sequence[str]) -> Source:
-        """Opens files as one sequence of records."""
-        make: Callable[[Sequence[str]], Source] | None = getattr(sources, self.source, None)
-        if make is None:
-            raise CommandError(
-                f"{self.title} files cannot be read by position; convert them to ArrayRecord first"
-            )
-        return make(list(paths))
+    def open(self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Source:
+        """Opens files as one sequence of records, by position.
+
+        Args:
+            paths: As for `grainmill.sources.expand_paths`.
+
+        Returns:
+            The source, of the class that `source` names.
+        """
+        source: Source = getattr(sources, self.source)(paths)
+        return source
 
 
 FORMATS = {
@@ -132,14 +140,6 @@ WRITTEN = tuple(name for name, found in FORMATS.items() if found.written)
 _OTHER_COMPRESSED = (".bz2", ".xz", ".lzma", ".lz4", ".br", ".sz", ".snappy", ".zip")
 
 
-def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of a command that reads files: which, and their format."""
-    parser.add_argument(
-        "paths", nargs="+", metavar="FILE", help="files, globs, name@N, directories"
-    )
-    parser.add_argument("--from", dest="format", choices=READ, help="the files' format")
-
-
 def of_name(path: str) -> Format | None:
     """The format that the name of a file says, whatever the shard and the compression."""
     name = _SHARD.sub("", Path(identified(path)).name.lower())
@@ -178,46 +178,85 @@ def of_content(path: str) -> Format | None:
     return None
 
 
-def detect(path: str, given: str | None = None) -> Format:
-    """The format of an input file: the given one, or what its content or its name says."""
+def detect_format(path: str | os.PathLike[str], format: str | None = None) -> Format:  # noqa: A002 - of the file
+    """Returns the format of a file, which its content says, or its name.
+
+    Args:
+        path: The file, or its URL, of which the name decides first: each look is a request.
+        format: The name of the format, if it is known; then the file is not looked at.
+
+    Raises:
+        ValueError: Neither says it, or there is no format of this name.
+        FileNotFoundError: There is no such file.
+        OSError: It is no regular file, or cannot be read.
+
+    Example:
+        >>> from grainmill import files
+        >>> with open("words", "w") as file:
+        ...     _ = file.write('{"word": "one"}')
+        >>> files.detect_format("words").title
+        'JSON Lines'
+    """
+    return detected(os.fspath(path), format, "format")
+
+
+def detected(path: str, given: str | None, argument: str) -> Format:
+    """The format of a file; `argument` is what names it."""
+    check_choice(argument, given, READ)
     if given is not None:
         return FORMATS[given]
-    if is_url(path):  # each look at its content is a request
+    if is_url(path):
         found = of_name(path) or of_content(path)
     else:
-        check_readable(path)
+        _check_readable(path)
         found, by_name = of_content(path), of_name(path)
         # A Bagz file has no mark of its own: it begins with its first record, which may be JSON.
         may_be_bagz = found is FORMATS["jsonl"] and by_name is FORMATS["bagz"]
         if found is None or may_be_bagz:
             found = by_name
     if found is None:
-        raise CommandError(
-            f"{path}: its format is not known from its name or content; pass --from "
-            f"({', '.join(READ)})"
-        )
+        head = f"{path}: its format is not known from its name or content; pass "
+        raise ValueError(Message(head, Argument(argument), f" ({', '.join(READ)})"))
     return found
 
 
-def check_readable(path: str) -> None:
-    """Raises an error for what is not a file."""
+def _check_readable(path: str) -> None:
     place = Path(path)
     if not place.exists():
-        raise CommandError(f"{path}: no such file", ExitCode.SYSTEM)
+        raise FileNotFoundError(f"{path}: no such file")
     if not place.is_file():
-        raise CommandError(f"{path}: not a regular file", ExitCode.SYSTEM)
+        raise OSError(f"{path}: not a regular file")
 
 
-def expanded(paths: Sequence[str]) -> list[str]:
-    """The files that arguments name: paths, globs, `name@N`, URLs, and all files of directories."""
-    return [file for path in paths for file in _expanded(path)]
+def find_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Returns the files that paths stand for, as `grainmill.sources.expand_paths` does.
+
+    Of directories it takes the files of all formats: those whose name says one, or all if none has
+    such a name.
+
+    Args:
+        paths: A path or several: files, patterns, `name@N`, directories, URLs.
+
+    Raises:
+        FileNotFoundError: No file matches a pattern, or is in a directory.
+        ValueError: There is no path.
+
+    Example:
+        >>> from grainmill import files
+        >>> for name in ("a.jsonl", "b.tfrecord", "notes.txt"):
+        ...     with open(name, "w") as file:
+        ...         _ = file.write("")
+        >>> files.find_files(["."])
+        ['./a.jsonl', './b.tfrecord']
+    """
+    several = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not several:
+        raise ValueError("`paths` must name a file, got none")
+    return [file for path in several for file in _files_of(os.fspath(path))]
 
 
-def _expanded(path: str) -> list[str]:
-    try:
-        found = sources.expand_paths(path)
-    except FileNotFoundError as error:
-        raise CommandError(str(error), ExitCode.SYSTEM) from error
+def _files_of(path: str) -> list[str]:
+    found = sources.expand_paths(path)
     if len(found) > 1 and Path(path).is_dir():  # without what is no file of records
         return [file for file in found if of_name(file) is not None] or found
     return found

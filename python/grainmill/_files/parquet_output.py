@@ -1,4 +1,4 @@
-"""Parquet files that `grainmill convert` writes, by the package `pyarrow`.
+"""Parquet files that `convert` writes, by the package `pyarrow`.
 
 The engine's own Parquet code reads only: one command writes, whose speed is that of making columns
 of Python objects, and a writer of all types and codecs would make every wheel larger.
@@ -15,8 +15,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from grainmill._tools import formats, reading, tf_example
-from grainmill._tools.console import CommandError, ExitCode
+from grainmill._files import formats, reading, tf_example
+from grainmill._files.messages import Argument, Message
+from grainmill._native import GrainmillError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ _ROW_GROUP_BYTES = 64 << 20
 # converted as many at a time.
 _BLOCK_LEN = 4096
 _BLOCK_BYTES = 16 << 20
+_SCHEMA = Argument("schema")
 
 
 class _Taking:
@@ -79,7 +81,7 @@ class Sample(_Taking):
         """Appends records."""
         del num_threads
         self.records += records
-        self._byte_len += sum(map(reading.byte_len, records))
+        self._byte_len += sum(reading.byte_len(record) for record in records)
         return len(records)
 
 
@@ -270,17 +272,15 @@ class ParquetOutput(_Taking):
         if types.is_list(array.type):
             return self._num_infinite(array.flatten())
         if types.is_struct(array.type):
-            return sum(map(self._num_infinite, array.flatten()))
+            return sum(self._num_infinite(part) for part in array.flatten())
         return 0
 
-    def _misfit(self, number: int, problem: str) -> CommandError:
-        source = "it is stated by --schema"
-        if self._stated is None:
-            source = f"it follows from the first {self._num_inferred} records; --schema states it"
-        return CommandError(
-            f"{self._path}: record {number} does not fit the schema: {problem} ({source})",
-            ExitCode.DAMAGED,
-        )
+    def _misfit(self, number: int, problem: str) -> GrainmillError:
+        head = f"{self._path}: record {number} does not fit the schema: {problem} ("
+        if self._stated is not None:
+            return GrainmillError(Message(head, "it is stated by ", _SCHEMA, ")"))
+        source = f"it follows from the first {self._num_inferred} records; "
+        return GrainmillError(Message(head, source, _SCHEMA, " states it)"))
 
     # --- the schema -----------------------------------------------------------------------------
 
@@ -329,11 +329,8 @@ class ParquetOutput(_Taking):
     def _inferred(self, rows: list[dict[str, Any]]) -> Any:
         names = list(dict.fromkeys(name for row in rows for name in row))
         if not names:
-            raise CommandError(
-                f"{self._path}: the first {len(rows)} records have no fields, so that no columns "
-                "follow from them (--schema states columns)",
-                ExitCode.DAMAGED,
-            )
+            head = f"{self._path}: the first {len(rows)} records have no fields, so that no columns"
+            raise GrainmillError(Message(f"{head} follow from them (", _SCHEMA, " states columns)"))
         fields = []
         for name in names:
             values = [row.get(name) for row in rows]
@@ -341,11 +338,12 @@ class ParquetOutput(_Taking):
             if problem is not None:
                 odd = _first_odd(values, lambda some: self._no_type(some) is None)
                 alone = self._no_type(values[odd : odd + 1])
+                head = f"{self._path}: record {odd}: `{name}` "
                 if alone is not None:
                     text = f"is {_short(values[odd])}, which no column has: {alone}"
-                else:
-                    text = "has another type than before (--schema states the types)"
-                raise CommandError(f"{self._path}: record {odd}: `{name}` {text}", ExitCode.DAMAGED)
+                    raise GrainmillError(f"{head}{text}")
+                head += "has another type than before ("
+                raise GrainmillError(Message(head, _SCHEMA, " states the types)"))
             fields.append(self._arrow.field(name, self._natural(values).type))
         return self._arrow.schema(fields)
 
@@ -459,7 +457,7 @@ def _pyarrow(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise CommandError(
+        raise ImportError(
             "Parquet files are written by the package `pyarrow`, which cannot be imported: "
             f"`pip install grainmill[parquet]` ({error})"
         ) from error
@@ -469,7 +467,8 @@ def check(options: str, schema: str | None) -> None:
     """Checks the options of a Parquet file before one is begun.
 
     Raises:
-        CommandError: One is unknown or invalid, or the package that writes the file is missing.
+        ValueError: One is unknown or invalid.
+        ImportError: The package that writes the file is missing.
     """
     codec, level, _, _ = _parsed(options)
     _pyarrow("pyarrow.parquet")
@@ -478,7 +477,7 @@ def check(options: str, schema: str | None) -> None:
         lowest = max(1, found.minimum_compression_level(codec))
         highest = found.maximum_compression_level(codec)
         if not lowest <= level <= highest:
-            raise CommandError(f"levels of {codec} are from {lowest} to {highest}, got {level}")
+            raise ValueError(f"levels of {codec} are from {lowest} to {highest}, got {level}")
     if schema is not None:
         parse_schema(schema)
 
@@ -495,7 +494,7 @@ def _parsed(options: str) -> tuple[str, int | None, int, bool]:
         elif name == "row_group_bytes" and text:
             group_bytes = _number(option, text)
         else:
-            raise CommandError(
+            raise ValueError(
                 f"unknown option `{option}`, valid options: {formats.FORMATS['parquet'].options}"
             )
     return codec, level, group_bytes, is_raw
@@ -503,7 +502,7 @@ def _parsed(options: str) -> tuple[str, int | None, int, bool]:
 
 def _number(option: str, text: str) -> int:
     if not re.fullmatch(r"\d{1,18}", text) or int(text) < 1:
-        raise CommandError(f"`{option}` must have a positive number")
+        raise ValueError(f"`{option}` must have a positive number")
     return int(text)
 
 
@@ -511,17 +510,18 @@ def parse_schema(text: str) -> Any:
     """The schema that `name:type,...` states; types are those of Arrow, and `list<type>`.
 
     Raises:
-        CommandError: It is not of this form, or there is no such type.
+        ValueError: It is not of this form, or there is no such type.
     """
     arrow = _pyarrow("pyarrow")
     fields = []
     for item in re.split(r",(?![^\[]*\])", text):  # `timestamp[us, tz=UTC]` is one type
         name, colon, kind = item.strip().partition(":")
         if not (name and colon):
-            raise CommandError(f"--schema must be `name:type,...`, got `{item.strip()}`")
+            text = f" must be `name:type,...`, got `{item.strip()}`"
+            raise ValueError(Message(_SCHEMA, text))
         fields.append(arrow.field(name.strip(), _type_of(arrow, kind.strip())))
     if len({field.name for field in fields}) < len(fields):
-        raise CommandError("--schema names a column twice")
+        raise ValueError(Message(_SCHEMA, " names a column twice"))
     return arrow.schema(fields)
 
 
@@ -533,7 +533,6 @@ def _type_of(arrow: Any, text: str) -> Any:
     try:
         return arrow.type_for_alias(text)
     except ValueError:
-        raise CommandError(
-            f"--schema: there is no type `{text}`; types are bool, int8 to int64, uint8 to uint64, "
-            "float, double, string, binary, date32, timestamp[us] and list<...>"
-        ) from None
+        known = "bool, int8 to int64, uint8 to uint64, float, double, string, binary, date32"
+        problem = f": there is no type `{text}`; types are {known}, timestamp[us] and list<...>"
+        raise ValueError(Message(_SCHEMA, problem)) from None

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grainmill import _native
-from grainmill._tools.console import CommandError, ExitCode
-from grainmill._tools.parquet_output import ParquetOutput
+from grainmill._files.messages import Argument, Message
+from grainmill._files.parquet_output import ParquetOutput
 from grainmill._url import is_url
 
 if TYPE_CHECKING:
-    from grainmill._tools import formats
+    from grainmill._files import formats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,9 +116,9 @@ class Outputs:
     def cancel(self) -> None:
         """Makes all that wait for the network fail."""
 
-    def status(self) -> str:
-        """What is done besides encoding, for the progress line."""
-        return ""
+    def num_sent(self) -> int | None:
+        """How many bytes a server has received; `None` where there is none."""
+        return None
 
 
 def identity(path: str) -> list[Any] | None:
@@ -137,17 +137,21 @@ def identities(paths: list[str]) -> list[list[Any] | None]:
         OSError: One of the objects is not there, or cannot be reached.
     """
     urls = [path for path in paths if is_url(path)]
-    objects = map(list, _native.object_identities(urls))
+    objects = (list(found) for found in _native.object_identities(urls))
     return [next(objects) if is_url(path) else identity(path) for path in paths]
 
 
-def busy_error(journal: str, more: str = "") -> CommandError:
-    """The error of a command whose files another one is writing."""
-    return CommandError(
-        f"{journal}: another conversion is writing these files{more}", ExitCode.EXISTS
-    )
+def busy_error(journal: str, more: str = "") -> FileExistsError:
+    """The error of a conversion whose files another one is writing."""
+    return FileExistsError(f"{journal}: another conversion is writing these files{more}")
 
 
-def exists_error(path: str, more: str = "") -> CommandError:
-    """The error of a command that would replace a file."""
-    return CommandError(f"{path}: exists already{more}; --force replaces it", ExitCode.EXISTS)
+def exists_error(path: str, more: str = "") -> FileExistsError:
+    """The error of a conversion that would replace a file."""
+    message = Message(f"{path}: exists already{more}; ", Argument("overwrite"), " replaces it")
+    return FileExistsError(message)
+
+
+def resolved(path: str) -> str:
+    """What two names of the same file have in common."""
+    return path if is_url(path) else str(Path(path).resolve())

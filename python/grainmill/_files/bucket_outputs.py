@@ -11,15 +11,15 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from grainmill import GrainmillError, _native
+from grainmill import _native
+from grainmill._files.outputs import Outputs, busy_error, exists_error, identities
+from grainmill._native import GrainmillError
 from grainmill._threads import start_thread
-from grainmill._tools.console import CommandError, ExitCode, byte_text
-from grainmill._tools.outputs import Outputs, busy_error, exists_error, identities
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from grainmill._tools.outputs import Kind, Records, Shard
+    from grainmill._files.outputs import Kind, Records, Shard
 
 # A journal in a bucket is written when it changes, with this pause, and at least once in `_BEAT_S`;
 # a process that has not written it for `_DEAD_S` has ended.
@@ -139,10 +139,9 @@ class BucketOutputs(Outputs):
         for writing in list(self._open):
             writing.cancel()
 
-    def status(self) -> str:
+    def num_sent(self) -> int:
         """See `Outputs`."""
-        sent = self.byte_len() + sum(writing.num_sent for writing in list(self._open))
-        return f"{byte_text(sent)} uploaded"
+        return self.byte_len() + sum(writing.num_sent for writing in list(self._open))
 
     def byte_len(self) -> int:
         """See `LocalOutputs`."""
@@ -270,9 +269,7 @@ class BucketOutputs(Outputs):
             found = None
         names = {"header", "host", "process", "time", "has_ended", "begun", "done"}
         if not isinstance(found, dict) or not names <= found.keys():
-            raise CommandError(
-                f"{self._journal}: not the journal of a conversion; remove it", ExitCode.EXISTS
-            )
+            raise FileExistsError(f"{self._journal}: not the journal of a conversion; remove it")
         return found
 
     def _check_ended(self, before: dict[str, Any]) -> None:
@@ -332,7 +329,7 @@ class BucketWriting:
             raise exists_error(self._shard.path) from None
         try:
             check(self._shard.path)
-        except CommandError:
+        except GrainmillError:
             _native.remove_object(self._shard.path)
             self._is_removed = True
             raise

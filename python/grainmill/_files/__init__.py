@@ -1,0 +1,1 @@
+"""Whole files of records: looked at, checked, converted; `grainmill.files` has its names."""
