@@ -458,4 +458,4 @@ def test_what_changed_is_logged(tmp_path, caplog):
 
 def test_the_same_pipeline_is_not_looked_at_twice():
     saved = [{"stage": "RangeMapDataset", "length": 3}]
-    assert changes.compared(saved, saved, [object()], say_ends=True) == ([], [])
+    assert changes.compared(saved, saved, [object()], {}, say_ends=True) == ([], [])

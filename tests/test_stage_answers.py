@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ from stages import STAGES
 
 import grainmill as grain
 from grainmill import _stages
+from grainmill._checkpoint import changes
 from grainmill._iterators.base.node import SequentialNode
 from grainmill._iterators.base.stage import Stage
 from grainmill._iterators.batch import Batch
@@ -139,6 +141,29 @@ def test_a_stage_answers_everything(kind):
 @pytest.mark.parametrize("kind", all_nodes(MapNode), ids=lambda kind: kind.__name__)
 def test_a_stage_with_random_access_answers_everything(kind):
     assert not lacking_by_index(kind)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_keys_that_a_stage_names_are_in_its_states(name):
+    dataset = build(grain, STAGES[name])
+    iterator = iter(dataset)
+    next(iterator, None)
+    node, state = dataset._plan_node(), iterator.get_state()
+    while isinstance(node, SequentialNode) and len(node.parents) == 1:
+        for key in (node.parent_key, node.restart_key):
+            assert key is None or key in state, (node, key)
+        if node.saves and node.parent_key is None:  # the states of several are in it, or a user's
+            break
+        node, state = node.parent, node.parent_state(state)
+
+
+def test_what_changes_of_a_pipeline_mean_is_said_by_its_stages():
+    """Named are only those whose fields, or the places of whose states, are looked at."""
+    named = set(re.findall(r'"(\w+(?:Map|Iter)Dataset)"', inspect.getsource(changes)))
+    assert named == {
+        *("MixedIterDataset", "ZipIterDataset", "RepeatIterDataset", "RepeatMapDataset"),
+        *("SliceMapDataset", "BatchMapDataset", "ShuffleMapDataset", "WindowShuffleMapDataset"),
+    }
 
 
 OMISSIONS = [

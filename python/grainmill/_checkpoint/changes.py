@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._checkpoint import pipeline
 from grainmill._checkpoint.files import digest
+from grainmill._plan.node import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class Changes(NamedTuple):
@@ -52,55 +53,16 @@ class _Lengths(NamedTuple):
     after: int | None
 
 
-# What grows, by stage.
-_GROWING = {
-    "RepeatMapDataset": "num_epochs",
-    "RepeatIterDataset": "num_epochs",
-    "LimitIterDataset": "count",
-}
 _EPOCHS = "num_epochs"
-# Element `i` depends on nothing but `i` and element `i` of the parent.
-_ONE_TO_ONE = {
-    *("MapMapDataset", "FilterMapDataset", "MapWithIndexMapDataset", "RandomMapMapDataset"),
-    "PrefetchIterDataset",
-}
-# Their states are the parent's and at most a number of elements.
-_SEQUENTIAL = {
-    *("MapIterDataset", "FilterIterDataset", "BatchIterDataset", "LimitIterDataset"),
-    *("RandomMapIterDataset", "MapWithIndexIterDataset", "TakeWhileIterDataset"),
-    "ElasticIterator",
-}
-_WORKERS = {"MultiprocessPrefetchIterDataset", "MultithreadPrefetchIterDataset"}
 _MIXTURE = "MixedIterDataset"
-_WINDOW = "WindowShuffleIterDataset"
-# The last element of these may have been a part of what it is now.
-_GROUPING = {
-    *("BatchMapDataset", "BatchIterDataset", "RebatchIterDataset"),
-    *("FirstFitPackIterDataset", "BestFitPackIterDataset", "ConcatThenSplitIterDataset"),
-    _WINDOW,
-    *_WORKERS,  # each has a last element, and the others go on after it
-}
 _JOINED = {_MIXTURE, "ZipIterDataset"}
-# The states of these lie under `parent`; a number other than 0 means that elements are computed
-# again after a restore.
-_COMPUTE_AGAIN = {
-    "FirstFitPackIterDataset": ("next_row", "parent"),
-    "BestFitPackIterDataset": ("next_row", "parent"),
-    "ConcatThenSplitIterDataset": ("elements_from_buffer_after_checkpoint", "parent_state"),
-    "RebatchIterDataset": ("batch_idx", "parent"),
-    "FlatMapIterDataset": ("next_index_in_buffer", "parent"),
-    _WINDOW: ("pos_in_window", "parent_window_start_state"),
-}
-_COUNTING = {
-    "RandomMapIterDataset": "index_for_rng",
-    "MapWithIndexIterDataset": "counter",
-    "LimitIterDataset": "count_elements_read",
-    "RepeatIterDataset": "epoch",
-    "TakeWhileIterDataset": "ended",
-}
+_SHUFFLES = {"ShuffleMapDataset", "WindowShuffleMapDataset"}
+_ELASTIC = "ElasticIterator"  # whose states are those of what it reads, or of the shards of that
 
 
-def compared(saved: Any, now: Any, states: Sequence[Any], *, say_ends: bool) -> Changes:
+def compared(
+    saved: Any, now: Any, states: Sequence[Any], nodes: Mapping[str, Node], *, say_ends: bool
+) -> Changes:
     """What differs between two descriptions, and whether `states` of the first fit the second.
 
     States saved at the end of a sequence that is longer now are changed in place, such that they
@@ -110,15 +72,17 @@ def compared(saved: Any, now: Any, states: Sequence[Any], *, say_ends: bool) -> 
         saved: The description of the pipeline that saved the states.
         now: That of the present one.
         states: The states of one process.
+        nodes: A node of each kind of stage, which is asked about the states of such.
         say_ends: Whether states within a last window or bins say that these were not full.
     """
-    comparison = _Comparison(say_ends=say_ends)
+    comparison = _Comparison(nodes, say_ends=say_ends)
     comparison.chain(saved, now, list(states), "")
     return Changes(comparison.refused, comparison.accepted)
 
 
 class _Comparison:
-    def __init__(self, *, say_ends: bool) -> None:
+    def __init__(self, nodes: Mapping[str, Node], *, say_ends: bool) -> None:
+        self._nodes = nodes
         self._say_ends = say_ends
         self.refused: list[str] = []
         self.accepted: list[str] = []
@@ -134,20 +98,38 @@ class _Comparison:
             self.refused += [where + text for text in pipeline.differences(saved, now)]
             return _Effect.OTHER
         effect, lengths = _Effect.SAME, _Lengths(None, None)
-        stages = zip(saved, now, _by_stage(saved, states), strict=True)
+        stages = zip(saved, now, self._by_stage(saved, states), strict=True)
         for number, (before, after, of_stage) in enumerate(stages):
             num_refused = len(self.refused)
             later = saved[number + 1 :]
             is_counted = all(
-                other["stage"] in _ONE_TO_ONE or not other["stage"].endswith("MapDataset")
+                self._node(other).keeps_positions or not other["stage"].endswith("MapDataset")
                 for other in later
             )
-            stage = _Stage(before, after, of_stage, lengths, where, is_counted)
+            node = self._node(before)
+            stage = _Stage(before, after, node, of_stage, lengths, where, is_counted)
             effect = self._stage(stage, effect)
             if effect is not _Effect.SAME and len(self.refused) == num_refused:
                 self._continue_at_end(stage)
-            lengths = _Lengths(_length(before, lengths.before), _length(after, lengths.after))
+            lengths = _Lengths(
+                _length(before, node, lengths.before), _length(after, node, lengths.after)
+            )
         return effect
+
+    def _node(self, stage: dict[str, Any]) -> Node | type[Node]:
+        """What answers for a stage: as nodes do by default where it is none of the package's."""
+        return self._nodes.get(stage["stage"], Node)
+
+    def _by_stage(
+        self, stages: list[dict[str, Any]], states: list[Any] | None
+    ) -> list[list[Any] | None]:
+        """What `states` of a plan have of each stage and of all upstream of it."""
+        found: list[list[Any] | None] = []
+        for stage in reversed(stages):
+            found.append(states)
+            if states is not None:
+                states = _upstream(stage["stage"], self._node(stage), states)
+        return found[::-1]
 
     def _stage(self, stage: _Stage, upstream: _Effect) -> _Effect:
         before, after, name = stage.before, stage.after, stage.name
@@ -158,11 +140,13 @@ class _Comparison:
         if upstream is not _Effect.SAME and (why := self._disturbed(stage, upstream)):
             self._refuse_after(stage, why)
             return upstream
-        if upstream is _Effect.LONGER and name in _GROUPING and not before.get("drop_remainder"):
+        completes = stage.node.completes_last and not before.get("drop_remainder")
+        if upstream is _Effect.LONGER and completes:
             upstream = _Effect.REGROUPED
         if not texts:
             return upstream
-        if own == {_GROWING.get(name)} and _has_grown(stage):
+        grows_by = stage.node.grows_by
+        if grows_by is not None and own == {grows_by} and _has_grown(stage, grows_by):
             self.accepted += texts
             return _Effect.LONGER if upstream is _Effect.SAME else upstream
         if upstream in _LONGER and name == "SliceMapDataset" and own == {"stop"}:
@@ -223,15 +207,15 @@ class _Comparison:
     def _disturbed(self, stage: _Stage, upstream: _Effect) -> str:
         """Why a changed parent makes positions in `stage` invalid; empty if it does not."""
         name = stage.name
-        if name in _ONE_TO_ONE or name in _SEQUENTIAL:
+        if stage.node.keeps_positions or name == _ELASTIC:
             return ""
-        if name in _COMPUTE_AGAIN:
+        if stage.node.restart_key is not None:
             is_same = upstream is _Effect.LONGER and self._say_ends
-            return "" if is_same else _recomputed(stage)
+            return "" if is_same else _recomputed(stage, stage.node.restart_key)
         is_longer = upstream in _LONGER
         if name == "RepeatIterDataset":
             return "has repeated fewer" if is_longer else ""
-        if name in _WORKERS:
+        if stage.node.has_shares:
             is_split_anew = is_longer and stage.before.get("sequential_slice")
             return "splits them anew among its workers" if is_split_anew else ""
         check = _RANDOM_ACCESS.get(name)
@@ -250,7 +234,7 @@ class _Comparison:
             elif stage.name == _MIXTURE and state.get("stop"):
                 state["stop"] = False
                 state["index"] -= 1  # it is the turn of the dataset that had ended
-            elif stage.name in _WORKERS and "exhausted" in state:
+            elif stage.node.has_shares and "exhausted" in state:
                 state["exhausted"] = [0] * len(state["exhausted"])
             elif isinstance(shards := state.get("shards"), dict) and "exhausted" in shards:
                 shards["exhausted"] = [0] * len(shards["exhausted"])
@@ -262,6 +246,7 @@ class _Stage(NamedTuple):
     Attributes:
         before: Its description when the state was saved.
         after: Its description now.
+        node: What answers for it.
         states: What was saved of it and of all upstream, once for each worker; `None` if unknown.
         parents: How many elements its parent had and has.
         where: Which plan it is in, for messages.
@@ -270,6 +255,7 @@ class _Stage(NamedTuple):
 
     before: dict[str, Any]
     after: dict[str, Any]
+    node: Node | type[Node]
     states: list[Any] | None
     parents: _Lengths
     where: str
@@ -314,15 +300,14 @@ def _weights(mixture: dict[str, Any]) -> dict[str, int] | None:
     return dict(zip(names, proportions, strict=True))
 
 
-def _has_grown(stage: _Stage) -> bool:
-    before, after = (one.get(_GROWING[stage.name]) for one in (stage.before, stage.after))
+def _has_grown(stage: _Stage, key: str) -> bool:
+    before, after = stage.before.get(key), stage.after.get(key)
     if before is None:  # endless
         return False
     return after is None or after > before
 
 
-def _recomputed(stage: _Stage) -> str:
-    key, _ = _COMPUTE_AGAIN[stage.name]
+def _recomputed(stage: _Stage, key: str) -> str:
     for state in stage.states or [None]:
         if not isinstance(state, dict) or state.get(key) != 0 or _cut(state):
             return (
@@ -374,7 +359,7 @@ def _next_index(state: Any) -> Any:
     return state.get("next_index", state.get("global_next_index"))
 
 
-def _length(stage: dict[str, Any], parent: int | None) -> int | None:
+def _length(stage: dict[str, Any], node: Node | type[Node], parent: int | None) -> int | None:
     """How many elements a stage with random access has; `None` if that is unknown."""
     if "length" in stage:
         return int(stage["length"])
@@ -390,7 +375,7 @@ def _length(stage: dict[str, Any], parent: int | None) -> int | None:
         case "BatchMapDataset":
             full, rest = divmod(parent, stage["batch_size"])
             length = full + bool(rest and not stage.get("drop_remainder"))
-        case name if name in _ONE_TO_ONE | {"ShuffleMapDataset", "WindowShuffleMapDataset"}:
+        case name if node.keeps_positions or name in _SHUFFLES:
             length = parent
     return length
 
@@ -398,32 +383,18 @@ def _length(stage: dict[str, Any], parent: int | None) -> int | None:
 # --- the states of stages -----------------------------------------------------------------------
 
 
-def _by_stage(stages: list[dict[str, Any]], states: list[Any] | None) -> list[list[Any] | None]:
-    """What `states` of a plan have of each stage and of all upstream of it."""
-    found: list[list[Any] | None] = []
-    for stage in reversed(stages):
-        found.append(states)
-        if states is not None:
-            states = _upstream(stage["stage"], states)
-    return found[::-1]
-
-
-def _upstream(name: str, states: list[Any]) -> list[Any] | None:
+def _upstream(name: str, node: Node | type[Node], states: list[Any]) -> list[Any] | None:
     """What states of a stage have of its parent; `None` if that is unknown."""
-    if name in _COMPUTE_AGAIN:
-        return _values(states, _COMPUTE_AGAIN[name][1])
-    if name in _COUNTING:
-        return _values(states, "parent")
-    if name in _WORKERS:
-        parts = _values(states, "iterators_in_use_states")
-        return None if parts is None else [state for part in parts for state in part]
-    if name == "ElasticIterator":
+    if node.parent_key is not None:
+        return _values(states, node.parent_key)
+    if name == _ELASTIC:
         if not all(isinstance(state, dict) and "shards" in state for state in states):
             return states
-        parts = _values([state["shards"] for state in states], "iterators_in_use_states")
+        states = [state["shards"] for state in states]
+    if node.has_shares or name == _ELASTIC:
+        parts = _values(states, "iterators_in_use_states")
         return None if parts is None else [state for part in parts for state in part]
-    is_known = name in _SEQUENTIAL or name in _ONE_TO_ONE or name.endswith("MapDataset")
-    return states if is_known else None
+    return states if node.keeps_positions or name.endswith("MapDataset") else None
 
 
 def _of_part(states: list[Any], name: Any) -> list[Any] | None:

@@ -70,6 +70,26 @@ def describe(dataset: Any) -> Stages:
     return stages
 
 
+class _Stage(dict[str, Any]):
+    """The description of a stage, with its node; a copy, or one that is sent, has none."""
+
+    node: Node
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def nodes_in(stages: Any) -> dict[str, Node]:
+    """A node for each kind of stage in a description that was made of a plan, nested ones too."""
+    found: dict[str, Node] = {}
+    for stage in stages if isinstance(stages, list) else ():
+        if isinstance(stage, _Stage):
+            found[stage["stage"]] = stage.node
+        for part in stage.get("of", ()):
+            found |= nodes_in(part)
+    return found
+
+
 def described(node: Node) -> Stages:
     """The stages of the plan that ends in `node`, from its source on."""
     return _Describer().stages(node)
@@ -96,7 +116,9 @@ class _Describer:
 
     def _joined(self, node: Node) -> Stages:
         """A stage that combines several plans, which are nested in it."""
-        return [{**_own(node), "of": self._parts(node.parents)}]
+        stage = _own(node)
+        stage["of"] = self._parts(node.parents)
+        return [stage]
 
     def _stage(self, node: Node) -> dict[str, Any]:
         stage = _own(node)
@@ -146,7 +168,8 @@ def _size(stages: Stages) -> int:
 
 def _own(node: Node) -> dict[str, Any]:
     """A stage without what it reads from."""
-    stage: dict[str, Any] = {"stage": node.dataset_name or str(node).partition("(")[0]}
+    stage = _Stage(stage=node.dataset_name or str(node).partition("(")[0])
+    stage.node = node
     if node.users_dataset is not None:
         stage["stage"] = type(node.users_dataset).__qualname__.rpartition("<locals>.")[2]
     if isinstance(node, random_access.Source):

@@ -412,6 +412,7 @@ def _check_pipeline(found: Found, item: Any) -> None:
         found.record.pipeline,
         json.loads(json.dumps(now)),
         list(saved_states),
+        pipeline.nodes_in(now),
         say_ends=found.record.ends is not None,
     )
     if refused:

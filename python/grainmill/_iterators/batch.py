@@ -31,6 +31,7 @@ class Batch(Batching, SequentialNode):
     """Consecutive elements stacked along a new leading axis."""
 
     dataset_name: ClassVar[str] = "BatchIterDataset"
+    keeps_positions: ClassVar[bool] = True
     saves: ClassVar[str] = ""
     keeps_length: ClassVar[bool] = False
 

@@ -45,6 +45,7 @@ class Map(OneToOne):
     transform: Any
     function: Callable[..., Any]
     dataset_name: ClassVar[str] = "MapIterDataset"
+    keeps_positions: ClassVar[bool] = True
     step_kind: ClassVar[StepKind] = "map"
     counter_key: ClassVar[str | None] = None
     is_elementwise: ClassVar[bool] = True

@@ -33,6 +33,7 @@ class FlatMap(SequentialNode):
     runs_users_code: ClassVar[bool] = True
     saves: ClassVar[str] = "the position in the element that is split"
     parent_key: ClassVar[str | None] = "parent"
+    restart_key: ClassVar[str | None] = "next_index_in_buffer"
     keeps_length: ClassVar[bool] = False
 
     @classmethod

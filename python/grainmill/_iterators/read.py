@@ -43,6 +43,7 @@ class Read(SequentialNode):
     options: ReadOptions
     allow_nones: bool
     dataset_name: ClassVar[str] = "PrefetchIterDataset"
+    keeps_positions: ClassVar[bool] = True
     prefetches: ClassVar[bool] = True
     reads: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True

@@ -21,6 +21,7 @@ class Batching(Node):
     drop_remainder: bool
     batch_fn: Callable[[list[Any]], Any] | None
     stacks: ClassVar[bool] = True
+    completes_last: ClassVar[bool] = True
 
     @property
     def runs_users_code(self) -> bool:  # type: ignore[override]

@@ -73,6 +73,13 @@ class Node:
         stacks: Whether it stacks elements into batches.
         passes_on: Whether it hands on elements and states of its parent as they are.
         is_setting: Whether it only sets something for other stages, and does nothing when run.
+        parent_key: The key of the parent's state in a state of it; `None` if that is the parent's.
+        restart_key: The key, in a state of it, of how many were delivered of the elements that are
+            computed again after a restore; `None` if none are.
+        keeps_positions: Whether its states stay valid if other elements follow from the position
+            of its parent: they are the parent's and at most a number of elements.
+        completes_last: Whether its last element is another one if its parent has more.
+        grows_by: The field of which a higher value only adds elements after the last one, if any.
         added_at: The file and line of the user's code that added it, for messages only; empty
             if the package added it, `None` if unknown.
     """
@@ -92,6 +99,11 @@ class Node:
     stacks: ClassVar[bool] = False
     passes_on: ClassVar[bool] = False
     is_setting: ClassVar[bool] = False
+    parent_key: ClassVar[str | None] = None
+    restart_key: ClassVar[str | None] = None
+    keeps_positions: ClassVar[bool] = False
+    completes_last: ClassVar[bool] = False
+    grows_by: ClassVar[str | None] = None
 
     def __str__(self) -> str:
         return f"{self.dataset_name}{self._arguments()}"

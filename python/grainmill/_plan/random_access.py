@@ -215,6 +215,7 @@ class Map(MapNode):
     dataset_name: ClassVar[str] = "MapMapDataset"
     step_kind: ClassVar[StepKind | None] = "map"
     runs_users_code: ClassVar[bool] = True
+    keeps_positions: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, transform: Any) -> Self:
@@ -449,6 +450,7 @@ class Repeat(MapNode):
     num_epochs: int | None
     reseed_each_epoch: bool
     dataset_name: ClassVar[str] = "RepeatMapDataset"
+    grows_by: ClassVar[str | None] = "num_epochs"
     rearranges: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True
 

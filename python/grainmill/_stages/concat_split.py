@@ -61,6 +61,8 @@ class ConcatThenSplit(Regrouping):
     dataset_name: ClassVar[str] = "ConcatThenSplitIterDataset"
     saves: ClassVar[str] = "the sequence that is split, and the rows since"
     parent_key: ClassVar[str | None] = "parent_state"
+    restart_key: ClassVar[str | None] = "elements_from_buffer_after_checkpoint"
+    completes_last: ClassVar[bool] = True
     is_native: ClassVar[bool] = True
     keeps_length: ClassVar[bool] = False
 

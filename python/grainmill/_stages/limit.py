@@ -33,6 +33,8 @@ class Limit(Passing):
     keeps_spec: ClassVar[bool] = True
     saves: ClassVar[str] = "the number of elements passed"
     parent_key: ClassVar[str | None] = "parent"
+    keeps_positions: ClassVar[bool] = True
+    grows_by: ClassVar[str | None] = "count"
     keeps_length: ClassVar[bool] = False
 
     @classmethod

@@ -48,6 +48,8 @@ class FitPack(Regrouping):
     max_sequences_per_bin: int | None
     saves: ClassVar[str] = "the row of a batch of bins, which is packed again"
     parent_key: ClassVar[str | None] = "parent"
+    restart_key: ClassVar[str | None] = "next_row"
+    completes_last: ClassVar[bool] = True
     is_native: ClassVar[bool] = True
     keeps_length: ClassVar[bool] = False
     restarts_before: ClassVar[bool] = True

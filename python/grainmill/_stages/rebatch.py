@@ -39,6 +39,8 @@ class Rebatch(Regrouping):
     dataset_name: ClassVar[str] = "RebatchIterDataset"
     saves: ClassVar[str] = "the position in a batch"
     parent_key: ClassVar[str | None] = "parent"
+    restart_key: ClassVar[str | None] = "batch_idx"
+    completes_last: ClassVar[bool] = True
     keeps_length: ClassVar[bool] = False
     restarts_before: ClassVar[bool] = True
 

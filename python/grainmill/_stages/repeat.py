@@ -33,6 +33,7 @@ class Repeat(Passing):
     keeps_spec: ClassVar[bool] = True
     saves: ClassVar[str] = "the epoch"
     parent_key: ClassVar[str | None] = "parent"
+    grows_by: ClassVar[str | None] = "num_epochs"
     keeps_length: ClassVar[bool] = False
     starts_again: ClassVar[bool] = True
 

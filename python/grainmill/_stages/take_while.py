@@ -37,6 +37,7 @@ class TakeWhile(Passing):
     keeps_spec: ClassVar[bool] = True
     saves: ClassVar[str] = "whether it has ended"
     parent_key: ClassVar[str | None] = "parent"
+    keeps_positions: ClassVar[bool] = True
     keeps_length: ClassVar[bool] = False
 
     @classmethod

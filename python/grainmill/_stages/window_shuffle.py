@@ -38,6 +38,8 @@ class WindowShuffle(Regrouping):
     keeps_spec: ClassVar[bool] = True
     saves: ClassVar[str] = "the window and the position in it"
     parent_key: ClassVar[str | None] = "parent_window_start_state"
+    restart_key: ClassVar[str | None] = "pos_in_window"
+    completes_last: ClassVar[bool] = True
     keeps_length: ClassVar[bool] = True
 
     @classmethod

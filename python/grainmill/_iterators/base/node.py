@@ -79,7 +79,6 @@ class SequentialNode(Node):
         runner: The class of the stage that runs it, made with it and the stages of its parents;
             `None` if `open` makes it.
         saves: What a state has of it besides that of its parents; empty if nothing.
-        parent_key: The key of the parent's state in a state of it; `None` if that is the parent's.
         is_native: Whether the engine computes its elements; otherwise Python does, or hands them
             on.
         keeps_length: Whether it has as many elements as its parent.
@@ -88,7 +87,6 @@ class SequentialNode(Node):
 
     runner: ClassVar[type[Any] | None] = None
     saves: ClassVar[str]
-    parent_key: ClassVar[str | None] = None
     is_native: ClassVar[bool] = False
     keeps_length: ClassVar[bool]
     starts_again: ClassVar[bool] = False

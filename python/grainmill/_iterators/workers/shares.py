@@ -23,6 +23,7 @@ class WorkersNode(SequentialNode):
     keeps_length: ClassVar[bool] = False
     prefetches: ClassVar[bool] = True
     has_shares: ClassVar[bool] = True
+    completes_last: ClassVar[bool] = True  # each worker has a last one, after which others go on
 
     num_workers: Any
     buffer_size: Any
