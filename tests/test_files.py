@@ -102,7 +102,7 @@ def test_what_a_function_refuses_a_command_says_in_its_own_words(arguments, line
     assert {path.name for path in Path().iterdir()} <= kept
 
 
-@pytest.mark.parametrize("name", ["source_format", "target_format", "content"])
+@pytest.mark.parametrize("name", ["format", "target_format", "content"])
 def test_unknown_choices_are_named(name):
     with pytest.raises(ValueError, match=f"`{name}` must be one of .*, got nothing"):
         files.convert("in.jsonl", "out.array_record", **{name: "nothing"})

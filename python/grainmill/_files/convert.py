@@ -31,7 +31,7 @@ def convert(
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
     *,
-    source_format: str | None = None,
+    format: str | None = None,  # noqa: A002 - of the inputs
     target_format: str | None = None,
     num_shards: int | None = None,
     shuffle: bool = False,
@@ -56,7 +56,7 @@ def convert(
         output: A file, for the records of all inputs in order; `name@N` for that many; or a
             directory (one that exists, or a text that ends with `/`), for one output for each
             input. Any of these may be in a bucket.
-        source_format: The format of the inputs, one of `FORMATS`; by default each is detected.
+        format: The format of the inputs, one of `FORMATS`; by default each is detected.
         target_format: The format of the outputs; by default by the name of `output`, and
             ArrayRecord in a directory.
         num_shards: Writes so many files, with equal shares of the records in order.
@@ -102,7 +102,7 @@ def convert(
     check_choice("target_format", target_format, formats.WRITTEN)
     _check_url(output)
     paths = formats.find_files(inputs)
-    found = [formats.detected(path, source_format, "source_format") for path in paths]
+    found = [formats.detect_format(path, format) for path in paths]
     target = _target_format(output, target_format)
     options = _with_compression(options, output, target)
     if schema is not None and target.name != "parquet":

@@ -20,17 +20,15 @@ if TYPE_CHECKING:
     from grainmill._files.formats import Format, Source
 
 
+# How many records were copied, 0 at the end; and how many bytes of the inputs that are, about.
+Copied: TypeAlias = tuple[int, float]
+
+
 class Copying:
     """The next records of some inputs."""
 
-    def copy_to(
-        self, output: _native.RecordOutput, max_records: int, threads: int
-    ) -> tuple[int, float]:
-        """Copies some of the next records.
-
-        Returns:
-            How many records, 0 at the end; and how many bytes of the inputs that are, about.
-        """
+    def copy_to(self, output: _native.RecordOutput, max_records: int, threads: int) -> Copied:
+        """Copies some of the next records."""
         raise NotImplementedError
 
     def skip(self, count: int) -> int:
@@ -45,9 +43,7 @@ class InOrder(Copying):
         self._stream = _native.RecordStream(path, found.name)
         self._num_read = 0  # opening a compressed file has read some of it
 
-    def copy_to(
-        self, output: _native.RecordOutput, max_records: int, threads: int
-    ) -> tuple[int, float]:
+    def copy_to(self, output: _native.RecordOutput, max_records: int, threads: int) -> Copied:
         count = output.copy_stream(self._stream, max_records, threads)
         before, self._num_read = self._num_read, self._stream.stored_offset
         return count, float(self._num_read - before)
@@ -70,9 +66,7 @@ class Indexed(Copying):
         self._bytes_each = byte_len / max(self._total, 1)
         self._order = _order(self._total, seed)
 
-    def copy_to(
-        self, output: _native.RecordOutput, max_records: int, threads: int
-    ) -> tuple[int, float]:
+    def copy_to(self, output: _native.RecordOutput, max_records: int, threads: int) -> Copied:
         count = min(max_records, self._total - self._next)
         if count <= 0:
             return 0, 0.0
@@ -98,9 +92,7 @@ class Objects(Copying):
         self._records = self._of(blocks)
         self._make = make
 
-    def copy_to(
-        self, output: _native.RecordOutput, max_records: int, threads: int
-    ) -> tuple[int, float]:
+    def copy_to(self, output: _native.RecordOutput, max_records: int, threads: int) -> Copied:
         made = []
         byte_len = 0
         before = self._num_read
@@ -134,9 +126,7 @@ class Chained(Copying):
         self._waiting = iter(parts)
         self._part: Copying | None = None
 
-    def copy_to(
-        self, output: _native.RecordOutput, max_records: int, threads: int
-    ) -> tuple[int, float]:
+    def copy_to(self, output: _native.RecordOutput, max_records: int, threads: int) -> Copied:
         while (part := self._opened()) is not None:
             count, done = part.copy_to(output, max_records, threads)
             if count:

@@ -197,14 +197,10 @@ def detect_format(path: str | os.PathLike[str], format: str | None = None) -> Fo
         >>> files.detect_format("words").title
         'JSON Lines'
     """
-    return detected(os.fspath(path), format, "format")
-
-
-def detected(path: str, given: str | None, argument: str) -> Format:
-    """The format of a file; `argument` is what names it."""
-    check_choice(argument, given, READ)
-    if given is not None:
-        return FORMATS[given]
+    check_choice("format", format, READ)
+    if format is not None:
+        return FORMATS[format]
+    path = os.fspath(path)
     if is_url(path):
         found = of_name(path) or of_content(path)
     else:
@@ -216,7 +212,7 @@ def detected(path: str, given: str | None, argument: str) -> Format:
             found = by_name
     if found is None:
         head = f"{path}: its format is not known from its name or content; pass "
-        raise ValueError(Message(head, Argument(argument), f" ({', '.join(READ)})"))
+        raise ValueError(Message(head, Argument("format"), f" ({', '.join(READ)})"))
     return found
 
 

@@ -58,6 +58,9 @@ class Manifest:
         Args:
             path: The manifest, a local file.
             reports: What `verify` has returned for each file, with its SHA-256.
+
+        Raises:
+            OSError: It cannot be written; what was there is there still.
         """
         place = Path(path)
         found = [

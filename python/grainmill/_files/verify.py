@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def verify(
     format: str | None = None,  # noqa: A002 - of the file
     max_problems: int = 100,
     with_sha256: bool = False,
-    progress: Callable[[float, int], object] = _tell_nobody,
+    progress: Callable[[float, int], object] | None = None,
 ) -> dict[str, Any]:
     r"""Reads all of one file, and returns what is wrong with it: every place, not the first only.
 
@@ -73,154 +73,143 @@ def verify(
     path = os.fspath(path)
     found = formats.detect_format(path, format)
     byte_len = len(_native.FileBytes(path))
-    report: dict[str, Any] = {"path": shown(path), "format": found.name, "bytes": byte_len}
+    check = _Check(path, found, byte_len, max_problems, progress or _tell_nobody)
     if found.name == "array_record":
-        report |= _check_chunks(path, byte_len, max_problems, progress)
+        checked = check.chunks()
     elif found.in_order:
-        report |= _check_stream(path, found, byte_len, max_problems, progress)
+        checked = check.stream()
     else:
-        report |= _read_all(path, found, max_problems, progress)
+        checked = check.records()
+    report = {"path": shown(path), "format": found.name, "bytes": byte_len, **checked}
     if with_sha256:
         report["sha256"] = _sha256(path)
     return report
 
 
-def _check_chunks(
-    path: str, byte_len: int, max_problems: int, tell: Callable[[float, int], object]
-) -> dict[str, Any]:
-    found = _native.verify_array_record(path, max_problems, _by_bytes(tell, byte_len))
-    return {
-        "records": found["num_records"],
-        "chunks": found["num_chunks"],
-        "record_bytes": found["record_bytes"],
-        "indexed_records": found["indexed_records"],
-        "problems": [
-            {"offset": offset, "chunk": chunk, "problem": problem}
-            for offset, chunk, problem in found["problems"]
-        ],
-    }
+class _Check(NamedTuple):
+    """A file, and how it is checked."""
 
+    path: str
+    found: formats.Format
+    byte_len: int
+    max_problems: int
+    tell: Callable[[float, int], object]
 
-def _check_stream(
-    path: str,
-    found: formats.Format,
-    byte_len: int,
-    max_problems: int,
-    tell: Callable[[float, int], object],
-) -> dict[str, Any]:
-    stream = _native.RecordStream(path, found.name)
-    # Lines are read a second time, as JSON.
-    share = 0.5 if found.name == "jsonl" else 1.0
-    damages = stream.verify(max_problems, _by_bytes(tell, byte_len, share))
-    problems: list[dict[str, Any]] = [
-        {"offset": offset, "record": record, "problem": problem}
-        for record, offset, problem in damages
-    ]
-    # The place from which on nothing can be read is none of the records that were read.
-    total = stream.num_records
-    intact = total - sum(1 for record, _, _ in damages if record < total)
-    if found.name == "jsonl" and not problems:
-        problems = _bad_json(path, found, max_problems, total, tell)
-    return {"records": intact, "problems": problems}
+    def chunks(self) -> dict[str, Any]:
+        """Checks an ArrayRecord file."""
+        tell = self._by_bytes(1.0)
+        found = _native.verify_array_record(self.path, self.max_problems, tell)
+        return {
+            "records": found["num_records"],
+            "chunks": found["num_chunks"],
+            "record_bytes": found["record_bytes"],
+            "indexed_records": found["indexed_records"],
+            "problems": [
+                {"offset": offset, "chunk": chunk, "problem": problem}
+                for offset, chunk, problem in found["problems"]
+            ],
+        }
 
+    def stream(self) -> dict[str, Any]:
+        """Checks a file that is read from start to end."""
+        is_json = self.found.name == "jsonl"
+        stream = _native.RecordStream(self.path, self.found.name)
+        # Lines are read a second time, as JSON.
+        damages = stream.verify(self.max_problems, self._by_bytes(0.5 if is_json else 1.0))
+        problems: list[dict[str, Any]] = [
+            {"offset": offset, "record": record, "problem": problem}
+            for record, offset, problem in damages
+        ]
+        # The place from which on nothing can be read is none of the records that were read.
+        total = stream.num_records
+        intact = total - sum(1 for record, _, _ in damages if record < total)
+        if is_json and not problems:
+            problems = self._bad_json(total)
+        return {"records": intact, "problems": problems}
 
-def _by_bytes(
-    tell: Callable[[float, int], object], byte_len: int, share: float = 1.0
-) -> Callable[[int, int], object]:
-    """Tells the share of the work that so many bytes are; all of them are `share`."""
-    return lambda num_bytes, num_records: tell(
-        share * min(num_bytes / max(byte_len, 1), 1.0), num_records
-    )
+    def _by_bytes(self, share: float) -> Callable[[int, int], object]:
+        """Tells the share of the work that so many bytes are; all of them are `share`."""
+        return lambda num_bytes, num_records: self.tell(
+            share * min(num_bytes / max(self.byte_len, 1), 1.0), num_records
+        )
 
-
-def _bad_json(
-    path: str,
-    found: formats.Format,
-    max_problems: int,
-    total: int,
-    tell: Callable[[float, int], object],
-) -> list[dict[str, Any]]:
-    problems: list[dict[str, Any]] = []
-    for number, line in enumerate(reading.records(path, found)):
-        if number % 1000 == 0:
-            tell(0.5 + 0.5 * number / max(total, 1), total)
-        try:
-            json.loads(line)
-        except (ValueError, RecursionError) as error:
-            problems.append({"record": number, "problem": f"not JSON: {error}"})
-            if len(problems) >= max_problems:
-                break
-    return problems
-
-
-def _read_all(
-    path: str, found: formats.Format, max_problems: int, tell: Callable[[float, int], object]
-) -> dict[str, Any]:
-    """Reads each record of a file whose format has no checks of its own."""
-    problems: list[dict[str, Any]] = []
-    try:
-        if found.name == "parquet":
-            return _check_table(path, max_problems, tell)
-        source = found.open([path])
-    except (GrainmillError, ValueError) as error:
-        return {"records": 0, "problems": [{"problem": _in_file(path, error)}]}
-    total, step, intact = len(source), reading.block_len(source), 0
-    for first in range(0, total, step):
-        tell(first / total, intact)
-        pending = [range(first, min(first + step, total))]
-        while pending and len(problems) < max_problems:
-            block = pending.pop()
+    def _bad_json(self, total: int) -> list[dict[str, Any]]:
+        problems: list[dict[str, Any]] = []
+        for number, line in enumerate(reading.records(self.path, self.found)):
+            if number % 1000 == 0:
+                self.tell(0.5 + 0.5 * number / max(total, 1), total)
             try:
-                source.__getitems__(block)
-            except (GrainmillError, ValueError) as error:
-                if len(block) == 1:
-                    problems.append({"record": block[0], "problem": _in_file(path, error)})
-                else:  # one of them, or several: the others are checked all the same
-                    half = len(block) // 2
-                    pending += [block[half:], block[:half]]
-            else:
-                intact += len(block)
-        if len(problems) >= max_problems:
-            break
-    return {"records": intact, "problems": problems}
+                json.loads(line)
+            except (ValueError, RecursionError) as error:
+                problems.append({"record": number, "problem": f"not JSON: {error}"})
+                if len(problems) >= self.max_problems:
+                    break
+        return problems
+
+    def records(self) -> dict[str, Any]:
+        """Reads each record of a file whose format has no checks of its own."""
+        problems: list[dict[str, Any]] = []
+        try:
+            if self.found.name == "parquet":
+                return self._table()
+            source = self.found.open([self.path])
+        except (GrainmillError, ValueError) as error:
+            return {"records": 0, "problems": [{"problem": _in_file(self.path, error)}]}
+        total, step, intact = len(source), reading.block_len(source), 0
+        for first in range(0, total, step):
+            self.tell(first / total, intact)
+            pending = [range(first, min(first + step, total))]
+            while pending and len(problems) < self.max_problems:
+                block = pending.pop()
+                try:
+                    source.__getitems__(block)
+                except (GrainmillError, ValueError) as error:
+                    if len(block) == 1:
+                        text = _in_file(self.path, error)
+                        problems.append({"record": block[0], "problem": text})
+                    else:  # one of them, or several: the others are checked all the same
+                        half = len(block) // 2
+                        pending += [block[half:], block[:half]]
+                else:
+                    intact += len(block)
+            if len(problems) >= self.max_problems:
+                break
+        return {"records": intact, "problems": problems}
+
+    def _table(self) -> dict[str, Any]:
+        """Reads the columns of a Parquet file, which stay in the engine.
+
+        Rows that are decoded together cannot be read together, either: they are one problem.
+        """
+        problems: dict[str, int] = {}
+        # Microseconds hold any time.
+        table = _native.ParquetFiles([(self.path, None)], None, _CACHE_BYTES, int96_unit="us")
+        total, intact, first = len(table), 0, 0
+        step = max(1, min(_MAX_ROWS, int(_BLOCK_BYTES / max(table.mean_byte_len, 1.0))))
+        # Up to which record each column cannot be read.
+        bad_until = [0] * len(table.column_types())
+        while first < total and len(problems) < self.max_problems:
+            self.tell(first / total, intact)
+            ends = [end for end in bad_until if end > first]
+            if ends and len(ends) == len(bad_until):
+                first = min(ends)
+                continue
+            columns = [at for at, end in enumerate(bad_until) if end <= first]
+            bad = np.zeros(min(step, *(end - first for end in [total, *ends])), np.bool_)
+            for column, record, length, problem in table.check(first, len(bad), columns):
+                problems.setdefault(_in_file(self.path, problem), record)
+                bad[record - first : record - first + length] = True
+                bad_until[column] = max(bad_until[column], record + length)
+            intact += 0 if ends else len(bad) - int(bad.sum())
+            first += len(bad)
+        listed = sorted((record, problem) for problem, record in problems.items())
+        rows = [{"record": record, "problem": problem} for record, problem in listed]
+        return {"records": intact, "problems": rows[: self.max_problems]}
 
 
 def _in_file(path: str, problem: object) -> str:
     """A problem without the name of the file."""
     return str(problem).removeprefix(f"{shown(path)}: ")
-
-
-def _check_table(
-    path: str, max_problems: int, tell: Callable[[float, int], object]
-) -> dict[str, Any]:
-    """Reads the columns of a Parquet file, which stay in the engine.
-
-    Rows that are decoded together cannot be read together, either: they are one problem.
-    """
-    problems: dict[str, int] = {}
-    # Microseconds hold any time.
-    table = _native.ParquetFiles([(path, None)], None, _CACHE_BYTES, int96_unit="us")
-    total, intact, first = len(table), 0, 0
-    step = max(1, min(_MAX_ROWS, int(_BLOCK_BYTES / max(table.mean_byte_len, 1.0))))
-    # Up to which record each column cannot be read.
-    bad_until = [0] * len(table.column_types())
-    while first < total and len(problems) < max_problems:
-        tell(first / total, intact)
-        ends = [end for end in bad_until if end > first]
-        if ends and len(ends) == len(bad_until):
-            first = min(ends)
-            continue
-        columns = [at for at, end in enumerate(bad_until) if end <= first]
-        bad = np.zeros(min(step, *(end - first for end in [total, *ends])), np.bool_)
-        for column, record, length, problem in table.check(first, len(bad), columns):
-            problems.setdefault(_in_file(path, problem), record)
-            bad[record - first : record - first + length] = True
-            bad_until[column] = max(bad_until[column], record + length)
-        intact += 0 if ends else len(bad) - int(bad.sum())
-        first += len(bad)
-    listed = sorted((record, problem) for problem, record in problems.items())
-    rows = [{"record": record, "problem": problem} for record, problem in listed]
-    return {"records": intact, "problems": rows[:max_problems]}
 
 
 def _sha256(path: str) -> str:

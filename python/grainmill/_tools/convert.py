@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "each input; either may be in a bucket (s3://, gs://, az://)",
     )
     parser.add_argument(
-        "--from", dest="source_format", choices=tuple(files.FORMATS), help="the inputs' format"
+        "--from", dest="format", choices=tuple(files.FORMATS), help="the inputs' format"
     )
     parser.add_argument(
         "--to",
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 # What `convert` takes, by the same names.
 _ARGUMENTS = (
-    *("source_format", "target_format", "num_shards", "shuffle", "seed", "options", "content"),
+    *("format", "target_format", "num_shards", "shuffle", "seed", "options", "content"),
     *("schema", "num_threads", "read_back", "overwrite"),
 )
 
