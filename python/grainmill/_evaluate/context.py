@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.prefetch import tuning
 from grainmill._evaluate.prefetch.shared_threads import SharedThreads
 from grainmill._native import ReadQueue
 from grainmill._plan.options import MAX_READS_IN_FLIGHT, DatasetOptions
 from grainmill._stats.meters import Recorder
+
+if TYPE_CHECKING:
+    from grainmill._evaluate.prefetch.worker_tasks import Workers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class Context:
         limited_reads: The same for readers that have a limit of their own, by that limit.
         num_readers: How many readers of the pipeline share its memory.
         threads: The threads that its readers share; `None` for one reader, which has its own.
+        workers: The worker processes that readers share from which one thread pulls, by what they
+            ask for.
         recorder: Takes the times of all stages in this process.
     """
 
@@ -36,6 +41,7 @@ class Context:
     limited_reads: dict[int, ReadQueue] = dataclasses.field(default_factory=dict)
     num_readers: int = 1
     threads: SharedThreads | None = None
+    workers: dict[Any, Workers] = dataclasses.field(default_factory=dict)
     recorder: Recorder = dataclasses.field(default_factory=Recorder)
 
     def limited_to(self, max_reads_in_flight: int | None) -> Context:
@@ -45,6 +51,10 @@ class Context:
         queue = ReadQueue(reads_of_process(max_reads_in_flight, self.num_workers))
         reads = self.limited_reads.setdefault(max_reads_in_flight, queue)
         return dataclasses.replace(self, reads=reads)
+
+    def on_other_thread(self) -> Context:
+        """The same for readers from which another thread pulls."""
+        return dataclasses.replace(self, workers={})
 
     def shared_by(self, num_readers: int) -> Context:
         """The same for each of several readers that share what this one has."""

@@ -30,7 +30,7 @@ def open_stage(node: Node, recorder: Recorder | None = None) -> Stage:
 
 def open_plan(node: Node, context: Context) -> Stage:
     """Opens a plan that one thread pulls from; its readers share threads and memory."""
-    return open_node(node, context.shared_by(_num_readers(node)))
+    return open_node(node, context.on_other_thread().shared_by(_num_readers(node)))
 
 
 def open_node(node: Node, context: Context) -> Stage:
@@ -44,7 +44,8 @@ def open_node(node: Node, context: Context) -> Stage:
     if node.runner is None:
         stage = node.open(context)
     else:
-        stage = node.runner(node, *[open_node(parent, context) for parent in node.parents])
+        upstream = context.on_other_thread() if node.has_own_thread else context
+        stage = node.runner(node, *[open_node(parent, upstream) for parent in node.parents])
     if stage.node is None:
         stage.node, stage.recorder = node, context.recorder
     return stage

@@ -377,12 +377,12 @@ def _blocks(program: Program, length: int, node: Read, context: Context) -> Bloc
         if workers_are_processes():
             from grainmill._evaluate.prefetch.processes import ProcessBlocks  # noqa: PLC0415
 
-            return ProcessBlocks(program, length, node, node.options)
+            return ProcessBlocks(program, length, node, node.options, context.workers)
         options = dataclasses.replace(options, num_threads=options.num_workers)
     num_sharing = context.num_readers * max(1, context.num_workers)
     budget_bytes = Limits.of(options).budget_bytes // num_sharing
     # Batches of a worker are also queued in the main process.
     batches_bytes = 0 if context.num_workers else tuning.WHOLE_BATCHES_BYTES // context.num_readers
-    # Threads that replace worker processes belong to one reader, as processes do.
+    # Threads that replace worker processes belong to one reader, with its `worker_init_fn`.
     threads = None if options.num_workers else context.threads
     return Executor(program, length, options, Budget(budget_bytes, batches_bytes), threads)

@@ -71,9 +71,14 @@ class ThreadPrefetch(OneToOne):
     def _arguments(self) -> str:
         return f"(prefetch_buffer_size={self.prefetch_buffer_size})"
 
+    @property
+    def has_own_thread(self) -> bool:
+        """See `SequentialNode.has_own_thread`."""
+        return bool(self.prefetch_buffer_size)
+
     def place_of_parents(self, place: str) -> str:
         """See `SequentialNode.place_of_parents`."""
-        return "on a thread of its own" if self.prefetch_buffer_size else place
+        return "on a thread of its own" if self.has_own_thread else place
 
 
 def checked_prefetch_buffer_size(size: int) -> int:

@@ -618,6 +618,10 @@ class ReadMeter:
         """How far it is ahead of the consumer."""
         return Fill(self.elements, self.ahead()[0], 0.0)
 
+    def starved(self, elapsed_s: float) -> None:
+        """Records for how long the consuming thread waited for workers."""
+        self.starved_s += elapsed_s
+
     def computed(self, work_s: float, storage_s: float, cpu_s: float) -> None:
         """Records a block that the consuming thread computed."""
         self.work_s += work_s
@@ -668,11 +672,11 @@ NO_POOL: Final = PoolUse(0, 0, 0.0, 0.0, math.inf)
 
 
 class WorkerReport(NamedTuple):
-    """What a worker process last reported about itself; all numbers since its start.
+    """What a worker process last reported about a plan; all numbers since it opened that.
 
     Attributes:
-        busy_s: Seconds in which it ran tasks.
-        alive_s: Seconds since it was started.
+        busy_s: Seconds in which it ran tasks of the plan.
+        alive_s: Seconds since then, without those in which it ran tasks of other plans.
         elements: Elements it has computed.
         stages: The `StageMeter.snapshot` of each of its stages, by the stage's number.
         reads: `work_s` and `storage_s` of its blocks, and the reads of its files; see `ReadMeter`.

@@ -10,6 +10,8 @@ from grainmill._stats.numbering import numbered
 from grainmill._stats.thread_clock import ThreadClock, ThreadTimes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from grainmill._plan.node import Node
     from grainmill._stats.meters import Recorder
 
@@ -26,9 +28,12 @@ class WorkerReporter:
     Args:
         recorder: What the worker records.
         output: The last node of the plan that it runs.
+        all_busy_s: Returns how long the tasks took of all plans that it runs; `None` for one plan.
     """
 
-    def __init__(self, recorder: Recorder, output: Node) -> None:
+    def __init__(
+        self, recorder: Recorder, output: Node, all_busy_s: Callable[[], float] | None = None
+    ) -> None:
         self._recorder = recorder
         self._output = output
         self._numbers: dict[int, int] | None = None
@@ -42,6 +47,8 @@ class WorkerReporter:
         self._is_timed = self._starts_tasks = False
         self._busy_s = 0.0
         self._elements = 0
+        self._all_busy_s = all_busy_s or (lambda: self._busy_s)
+        self._busy_before_s = self._all_busy_s()
 
     def start_task(self) -> None:
         """Leaves out for how long the calling thread, which runs all tasks, waited before this one.
@@ -89,14 +96,16 @@ class WorkerReporter:
         work_s = sum(read.work_s for read in self._recorder.reads)
         storage_s = sum(read.storage_s for read in self._recorder.reads)
         reads = (work_s, storage_s, *self._recorder.files())
-        alive_s = now_s - self._started_s
-        cpu_s, ready_s = self._all_times()
+        alive_s, all_s = now_s - self._started_s, self._all_busy_s() - self._busy_before_s
+        alive_s = max(min(alive_s, self._busy_s), alive_s - (all_s - self._busy_s))
+        share = self._busy_s / all_s if all_s else 1.0
+        cpu_s, ready_s = (share * each for each in self._all_times())
         return WorkerReport(
             self._busy_s, alive_s, self._elements, stages, reads, blocks, specs, cpu_s, ready_s
         )
 
     def _all_times(self) -> tuple[float, float]:
-        """The CPU seconds of all threads, and these with the waits for a core."""
+        """The CPU seconds of all threads of the worker, and these with the waits for a core."""
         others = [read.threads() for read in self._recorder.all_reads()]
         threads = [thread.use.read() for thread in self._recorder.threads()]
         cpu_s = sum(use.cpu_s for use in others) + sum(times.cpu_s for times in threads)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grainmill._stats.stalls import Awaited, Stall
 from grainmill._threads import call_on_new_thread, may_wait
 from grainmill._workers import failures, messages, wire
+from grainmill._workers.worker import PLAN_LEN
 from grainmill._workers.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class PendingResult:
     Attributes:
         number: Tasks are numbered in the order of submission, from 1.
         worker: The number of the worker that computes it.
-        element_range: The numbers of its first and last element, if they are known.
+        element_range: The numbers of its first and last element, if they are known; see `PLAN_LEN`.
         answer: What the worker sent, until it is taken.
         discarded: Whether the answer is discarded.
     """
@@ -74,13 +75,18 @@ class PendingResult:
         )
 
     @property
+    def plan(self) -> int:
+        """The number of the plan that its elements belong to."""
+        return 0 if self.element_range is None else self.element_range[0] // PLAN_LEN
+
+    @property
     def is_done(self) -> bool:
         """Whether its result is there."""
         return self.answer is not None
 
 
 class WorkerPool:
-    """Worker processes that run the tasks of one job.
+    """Worker processes that run the tasks of one job, each a part of one of its plans.
 
     Args:
         job: The job; it is pickled with `cloudpickle`, by value where workers cannot import.
@@ -228,13 +234,13 @@ class WorkerPool:
             raise ValueError("no result is awaited")
         worker = pending.worker
         lines: list[str] = []
-        elements = self._elements(pending)
+        elements = self._elements(worker)
         if elements is not None and self._origin is not None:
             with contextlib.suppress(Exception):  # the report matters more than the origin
                 lines = self._origin(*elements)
         stacks = functools.partial(self._stacks, worker, self._group.shared_budget.progress(worker))
         requests = functools.partial(self._group.requests, worker)
-        doing = self._activity(pending)
+        doing = _activity(elements)
         return Awaited(f"worker {worker}", doing, lines, stacks=stacks, requests=requests)
 
     def _stacks(self, worker: int, progress: int) -> list[list[CodePlace]]:
@@ -242,31 +248,26 @@ class WorkerPool:
         stacks = self._group.stacks(worker)
         return stacks if self._group.shared_budget.progress(worker) == progress else []
 
-    def _elements(
-        self, pending: PendingResult, last_started: PendingResult | None = None
-    ) -> tuple[int, int] | None:
-        """The first and last element that the worker of `pending` is computing, if that is known.
+    def oldest_task(self, worker: int) -> PendingResult | None:
+        """The task that a worker has to finish first, if it has any."""
+        queue = self._unfinished[worker]
+        return queue[0] if queue else None
 
-        With threads it may be several tasks, up to `last_started` if that is given.
+    def _elements(self, worker: int, *, several: bool = False) -> tuple[int, int] | None:
+        """The first and last element that a worker is computing, if that is known.
+
+        With threads it may be `several` tasks of a plan, up to the element started last.
         """
-        marked = self._group.shared_budget.progress(pending.worker)
-        element_range, until = pending.element_range, (last_started or pending).element_range
-        if element_range is not None and until is not None and marked:
-            first, last = element_range[0], min(until[1], marked - 1)
-            if marked - 1 > element_range[1] and first < last:
-                return first, last
-            marked = last + 1
-        return (marked - 1, marked - 1) if marked else element_range
-
-    def _activity(self, pending: PendingResult, last_started: PendingResult | None = None) -> str:
-        """Which elements the worker of `pending` is computing; see `_elements`."""
-        elements = self._elements(pending, last_started)
-        if elements is None:
-            return "while computing its next element"
-        first, last = elements
-        if first == last:
-            return f"while computing element {first}"
-        return f"while computing elements {first} to {last}"
+        marked = self._group.shared_budget.progress(worker)
+        queue, oldest = self._unfinished[worker], self.oldest_task(worker)
+        if oldest is None or oldest.element_range is None:
+            return (marked - 1, marked - 1) if marked else None
+        first, last = oldest.element_range
+        element = oldest.plan * PLAN_LEN + marked - 1
+        ranges = [task.element_range for task in queue if task.plan == oldest.plan]
+        if not any(each and each[0] <= element <= each[1] for each in ranges):
+            return first, last  # the mark is of an earlier task
+        return (first if several and element > last else element), element
 
     def _handle_messages(self, wait_s: float | None) -> None:
         """Handles the messages that have arrived; waits up to `wait_s` if there are none."""
@@ -301,8 +302,9 @@ class WorkerPool:
         with contextlib.suppress(EOFError, BlockingIOError):
             while True:
                 self._handle(worker, *wire.receive(connection, socket.MSG_DONTWAIT))
-        queue = self._unfinished[worker]
-        activity = self._activity(queue[0], queue[-1]) if queue else "while it had no task"
+        has_task = bool(self._unfinished[worker])
+        elements = self._elements(worker, several=True)
+        activity = _activity(elements) if has_task else "while it had no task"
         code = self._group.exit_codes[worker]
         self._worker_errors.setdefault(
             worker,
@@ -376,6 +378,16 @@ class WorkerPool:
     def closed(self) -> bool:
         """Whether the pool was closed, or belongs to the process that this one was forked from."""
         return not self._finalizer.alive or self._pid != os.getpid()
+
+
+def _activity(elements: tuple[int, int] | None) -> str:
+    """What a worker does that computes the elements with these numbers."""
+    if elements is None:
+        return "while computing its next element"
+    first, last = (number % PLAN_LEN for number in elements)
+    if first == last:
+        return f"while computing element {first}"
+    return f"while computing elements {first} to {last}"
 
 
 def _end(group: WorkerGroup, pid: int) -> None:

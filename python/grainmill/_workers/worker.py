@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from grainmill._native import Slot
 
 
+# A job may run several plans. Their elements are numbered together: plan `k` has those from
+# `k * PLAN_LEN` on.
+PLAN_LEN = 1 << 63
 # How often a worker calls `Runner.poll` while tasks run on its threads.
 _POLL_MS = 20
 # Empties the pipe: each finished task writes one byte, and there are fewer tasks.

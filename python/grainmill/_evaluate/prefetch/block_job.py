@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -29,10 +30,10 @@ from grainmill._stats.worker_reporter import WorkerReporter
 from grainmill._tree import flatten
 from grainmill._workers.accelerators import platforms_may_change
 from grainmill._workers.main_classes import is_receivers_container
-from grainmill._workers.worker import Job, Outcome, Runner, WorkerContext
+from grainmill._workers.worker import PLAN_LEN, Job, Outcome, Runner, WorkerContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from grainmill._evaluate.batches.batch_blocks import BatchBlock
     from grainmill._evaluate.evaluated import Evaluated
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 class BlockTask(NamedTuple):
     """The elements to compute, as batches of `batch_size` if that is not 0.
 
-    It is sent as a plain tuple, which costs less.
+    It is sent as a plain tuple, which costs less; there, `start` tells the plan: see `PLAN_LEN`.
     """
 
     start: int
@@ -73,32 +74,63 @@ def set_up_worker(
 
 
 class BlockJob(Job):
-    """Runs a random-access plan."""
+    """Runs random-access plans.
+
+    Args:
+        plans: The last node of each, and what recorded it in the parent.
+        worker_init_fn: Prepares a worker.
+        num_threads: How many threads a worker may have.
+        max_reads_in_flight: The limit of all workers together.
+    """
 
     index_byte_len = tuning.WORKERS_INDEX_BYTES
 
     def __init__(
         self,
-        node: Node,
+        plans: Sequence[tuple[Node, Recorder]],
         worker_init_fn: Callable[[int, int], None] | None = None,
         num_threads: int = 1,
-        recorder: Recorder | None = None,
         max_reads_in_flight: int | None = None,
     ) -> None:
-        self._node = node
+        self._plans = plans
         self._worker_init_fn = worker_init_fn
         self._num_threads = num_threads
         self._max_reads_in_flight = max_reads_in_flight
-        self._recorder = Recorder() if recorder is None else recorder
 
     def open(self, context: WorkerContext) -> Runner:
         """See `Job.open`."""
         set_up_worker(context, self._worker_init_fn)
         reads = ReadQueue(reads_of_process(self._max_reads_in_flight, context.num_workers))
-        program = compiled(self._node, Context(recorder=self._recorder, reads=reads))
-        program.mark = context.mark
-        reporter = WorkerReporter(self._recorder, self._node)
-        return _BlockRunner(program, max(1, self._num_threads), reporter)
+        threads = _Threads(max(1, self._num_threads))
+
+        def opened(plan: int) -> _PlanRunner:
+            node, recorder = self._plans[plan]
+            recorder = copy.copy(recorder)  # which does not copy what it recorded
+            program = compiled(node, Context(recorder=recorder, reads=reads))
+            program.mark = context.mark
+            reporter = WorkerReporter(recorder, node, lambda: threads.busy_s)
+            return _PlanRunner(program, threads, reporter)
+
+        return _BlockRunner(opened, threads)
+
+
+class _Threads:
+    """The threads of a worker.
+
+    Attributes:
+        allowed: How many it may have.
+        pool: The threads.
+        tuner: Decides how many of them work.
+        busy_s: Seconds that all tasks took so far.
+    """
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed = allowed
+        self.pool = ThreadPool(allowed)
+        # A worker does not know whether the consumer waits, so it is assumed to.
+        self.tuner = Tuner(self.pool, allowed)
+        self.pool.enter(self.tuner.record)
+        self.busy_s = 0.0
 
 
 class _BlockRunner(Runner):
@@ -107,30 +139,34 @@ class _BlockRunner(Runner):
     Those run several tasks at the same time, and the main thread only submits them.
     """
 
-    def __init__(self, program: Program, num_threads: int, reporter: WorkerReporter) -> None:
-        self._program = program
-        self._reporter = reporter
-        self._meter = program.recorder.read()
-        self._pool = pool = ThreadPool(num_threads)
-        self._meter.threads = lambda: pool.use(num_threads)
-        # A worker does not know whether the consumer waits, so it is assumed to.
-        self._tuner = Tuner(self._pool, num_threads)
-        self._pool.enter(self._tuner.record)
+    def __init__(self, open_plan: Callable[[int], _PlanRunner], threads: _Threads) -> None:
+        self._open_plan = open_plan
+        self._plans: dict[int, _PlanRunner] = {}
+        self._pool, self._tuner = threads.pool, threads.tuner
         self._num_in_flight = 0
         self._finished: deque[bool] = deque()  # one for each done task that is still counted
         self._last_poll_s = 0.0
-        self._parent_stacks = False  # since the main process knows more types of containers
+
+    def _of_plan(self, task: tuple[int, int, int]) -> tuple[_PlanRunner, BlockTask]:
+        """The plan of a task, and the task there."""
+        number, start = divmod(task[0], PLAN_LEN)
+        if number not in self._plans:
+            self._plans[number] = self._open_plan(number)
+        return self._plans[number], BlockTask(start, *task[1:])
 
     def run(self, task: tuple[int, int, int]) -> Outcome:
         """See `Runner.run`."""
+        plan, of_plan = self._of_plan(task)
         try:
-            return self._pool.run_here(lambda: self._computed(BlockTask(*task)))
+            return self._pool.run_here(lambda: plan.computed(of_plan))
         except BaseException as failure:
-            return Outcome([], failure, task[0])
+            return Outcome([], failure, of_plan.start)
 
     def start(self, task: tuple[int, int, int], finish: Callable[[Outcome], None]) -> None:
         """See `Runner.start`."""
-        is_slow = self._program.waits_for_storage
+        plan, of_plan = self._of_plan(task)
+        program = plan.program
+        is_slow = program.waits_for_storage
         self._count_finished()
         if not self._num_in_flight:
             if self._pool.active == 1 and not is_slow:
@@ -138,12 +174,12 @@ class _BlockRunner(Runner):
                 return
             self._last_poll_s = time.perf_counter()
         self._num_in_flight += 1
-        start, count, _ = task
-        pending = self._program.start_reads(start, count) if is_slow else None
+        start, count, _ = of_plan
+        pending = program.start_reads(start, count) if is_slow else None
 
         def compute() -> None:
             try:
-                outcome = self._computed(BlockTask(*task), pending)
+                outcome = plan.computed(of_plan, pending)
             except BaseException as failure:
                 outcome = Outcome([], failure, start)
             self._finished.append(True)
@@ -163,7 +199,25 @@ class _BlockRunner(Runner):
             self._finished.popleft()
             self._num_in_flight -= 1
 
-    def _computed(self, task: BlockTask, pending: PendingElements | None = None) -> Outcome:
+
+class _PlanRunner:
+    """Computes elements of one plan, on any thread.
+
+    Attributes:
+        program: What computes them.
+    """
+
+    def __init__(self, program: Program, threads: _Threads, reporter: WorkerReporter) -> None:
+        self.program = program
+        self._threads = threads
+        self._pool = threads.pool
+        self._reporter = reporter
+        self._meter = program.recorder.read()
+        self._meter.threads = lambda: threads.pool.use(threads.allowed)
+        self._parent_stacks = False  # since the main process knows more types of containers
+
+    def computed(self, task: BlockTask, pending: PendingElements | None = None) -> Outcome:
+        """Computes the elements of a task, whose reads are `pending` if those were started."""
         waiting_s = 0.0
         if pending is not None:
             waiting_since_s = time.perf_counter()
@@ -177,9 +231,9 @@ class _BlockRunner(Runner):
                 return self._batches_outcome(task, rows, started_s)
             return self._outcome(task, pending(), started_s)
         if not task.batch_size or self._parent_stacks:
-            result = run_shared(self._program, task.start, task.num_elements)
+            result = run_shared(self.program, task.start, task.num_elements)
             return self._outcome(task, result, started_s)
-        batches, rest = in_batches(self._program, task.start, task.num_elements, task.batch_size)
+        batches, rest = in_batches(self.program, task.start, task.num_elements, task.batch_size)
         if rest is not None and not batches:
             leaves = flatten(rest.elements)[0]
             self._parent_stacks = any(is_receivers_container(type(leaf)) for leaf in leaves)
@@ -192,7 +246,7 @@ class _BlockRunner(Runner):
         count = sum(map(len, batches))
         rows = [(len(batch), batch.exact) for batch in batches]
         elapsed_s, report = self._elapsed_s(count, started_s)
-        row_byte_len, num_concurrent = self._program.row_byte_len, self._num_concurrent
+        row_byte_len, num_concurrent = self.program.row_byte_len, self._num_concurrent
         extra: Extra = (count, elapsed_s, rows, row_byte_len, num_concurrent, report)
         stacked = [batch.batch for batch in batches]
         return Outcome(stacked, None, task.start, extra, task.batch_size)
@@ -218,11 +272,10 @@ class _BlockRunner(Runner):
         self._meter.elements += count
         storage_s = max(0.0, now_s - started_s[0] - elapsed_s)
         self._meter.computed(elapsed_s, storage_s, elapsed_s)
+        self._threads.busy_s += now_s - started_s[0]
         return elapsed_s, self._reporter.report(now_s - started_s[0], count)
 
     @property
     def _num_concurrent(self) -> int:
         """Tasks that are computed at the same time, if there are enough."""
-        return (
-            tuning.TASKS_ON_SLOW_STORAGE if self._program.waits_for_storage else self._pool.active
-        )
+        return tuning.TASKS_ON_SLOW_STORAGE if self.program.waits_for_storage else self._pool.active

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from grainmill._evaluate.batches.batch_blocks import BatchBlock, block_len
 from grainmill._evaluate.evaluated import Evaluated
@@ -16,18 +17,21 @@ from grainmill._evaluate.prefetch.executor import Blocks, Pace
 from grainmill._evaluate.prefetch.worker_tasks import Workers, WorkerTasks
 from grainmill._workers.limits import Limits
 from grainmill._workers.pool import WorkerPool
+from grainmill._workers.worker import PLAN_LEN
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from grainmill._evaluate.batches.batch_blocks import BlockResult
     from grainmill._evaluate.program import Program
     from grainmill._plan.node import Node
     from grainmill._plan.options import ReadOptions
-    from grainmill._stats.meters import ReadMeter, Recorder
+    from grainmill._stats.meters import Recorder
     from grainmill._workers.pool import Result
 
 
 class ProcessBlocks(Blocks):
-    """Computes elements in workers.
+    """Computes elements in workers, which those of other plans may share.
 
     The consumer submits tasks, each a block of positions, and takes the results in order. If
     batches follow, a task is one or several, which the workers stack in shared memory. The death of
@@ -36,7 +40,14 @@ class ProcessBlocks(Blocks):
 
     _ahead: WorkerTasks
 
-    def __init__(self, program: Program, length: int, node: Node, options: ReadOptions) -> None:
+    def __init__(
+        self,
+        program: Program,
+        length: int,
+        node: Node,
+        options: ReadOptions,
+        known: dict[Any, Workers],
+    ) -> None:
         super().__init__(program, length, options.prefetch_buffer_size)
         self._num_workers = options.num_workers
         self._min_batches = max(2, self._num_workers)
@@ -46,8 +57,9 @@ class ProcessBlocks(Blocks):
         self._pace = Pace(self._max_task_len, tuning.WORKER_BLOCK_S, by_lists=by_lists)
         self._limits = Limits.of(options)
         self._affordable = self._max_task_len
-        self._workers = _workers(node, options, self.meter, program.recorder)
-        self._ahead = WorkerTasks(self._workers)
+        self._workers = BlockWorkers.of(options, known)
+        self._first = PLAN_LEN * self._workers.add(node.parent, program.recorder)
+        self._ahead = WorkerTasks(self._workers, node, program.recorder, self.meter.starved)
         self._row_byte_len = 0.0
         self._element_bytes = 0.0
         self._one_by_one_until = 0
@@ -121,7 +133,7 @@ class ProcessBlocks(Blocks):
                 self._pace.max_count = max(self._max_task_len, small)
             self._pace.record(num_elements, elapsed_s)
             # How many such elements fit into the memory share of a task.
-            share = self._limits.share(self._num_tasks)
+            share = self._limits.share(self._num_tasks * self._workers.num_plans)
             self._affordable = max(1, int(share / max(1.0, self._element_bytes)))
         if rows and elements:
             pairs = zip(elements, rows, strict=False)  # up to the failure
@@ -136,21 +148,23 @@ class ProcessBlocks(Blocks):
         position = self.position + self._next_len
         while True:
             worker, num_unfinished = pool.least_busy(self._num_active_workers)
-            # The task that is taken next is submitted, however many dropped ones run before it.
+            # What the consumer waits for is submitted, however many other tasks run before it.
             # Elements that may kill a worker get their own tasks, so that those before them arrive.
             alone = self._ahead.until < self._one_by_one_until
-            if self._ahead.tasks and num_unfinished >= (1 if alone else self._tasks_per_worker):
+            may_wait = self._ahead.tasks or not self._is_computing
+            if may_wait and num_unfinished >= (1 if alone else self._tasks_per_worker):
                 return
-            start, count, batch_size = task = self._next_task()
+            start, count, batch_size = self._next_task()
             max_ahead = max(self._buffer_size, self._min_batches * batch_size)
             if batch_size:  # tasks are as long as small rows allow, and every worker needs one
                 max_ahead = max(max_ahead, self._num_tasks * self._pace.max_count)
             if num_unfinished >= tuning.TASKS_PER_WORKER:
-                half = self._limits.budget_bytes // 2
+                half = self._limits.share(self._workers.num_plans)
                 max_ahead = block_len(self._element_bytes, max_ahead, half)
             if not self._ahead.fits(count, position, max_ahead):
                 return
-            self._ahead.submit(worker, task, (start, start + count - 1))
+            first = self._first + start
+            self._ahead.submit(worker, (first, count, batch_size), (first, first + count - 1))
 
     def tasks_lost(self) -> int:
         """See `Consumer.tasks_lost`."""
@@ -159,7 +173,7 @@ class ProcessBlocks(Blocks):
         return self.position + self._num_ready
 
     def _next_task(self) -> tuple[int, int, int]:
-        """The next `BlockTask`, as a plain tuple."""
+        """The start, length and batch size of the next task."""
         start, size = self._ahead.until, self.batch_size
         alone = start < self._one_by_one_until
         if size and not self._len_to_batch_start(start):
@@ -184,17 +198,50 @@ class ProcessBlocks(Blocks):
         self.rewind(self.position)
 
 
-def _workers(node: Node, options: ReadOptions, meter: ReadMeter, recorder: Recorder) -> Workers:
-    plan = node.parent
-    job = BlockJob(
-        plan, options.worker_init_fn, options.num_threads, recorder, options.max_reads_in_flight
-    )
+class BlockWorkers(Workers):
+    """The workers of all readers of a pipeline that ask for the same, each with its plan."""
 
-    def new_pool(_: bool) -> WorkerPool:  # noqa: FBT001 - see `Workers`
-        limits, origin = Limits.of(options), functools.partial(described, plan)
-        return WorkerPool(job, options.num_workers, limits, plan.walk_up(), origin)
+    def __init__(self, options: ReadOptions) -> None:
+        self._plans: list[tuple[Node, Recorder]] = []
+        super().__init__(functools.partial(_new_pool, options, self._plans))
 
-    def waited(elapsed_s: float) -> None:
-        meter.starved_s += elapsed_s
+    @classmethod
+    def of(cls, options: ReadOptions, known: dict[Any, Workers]) -> Self:
+        """Those in `known` that `options` ask for, or new ones: if these run, they know all plans.
 
-    return Workers(node, recorder, new_pool, waited)
+        Programs rely on the numbers of workers being below `num_workers`.
+        """
+        asked = dataclasses.replace(options, prefetch_buffer_size=0)
+        values = [getattr(asked, field.name) for field in dataclasses.fields(asked)]
+        key = tuple(id(value) if callable(value) else value for value in values)
+        workers = known.get(key)
+        if not isinstance(workers, cls) or workers.were_started:
+            workers = known[key] = cls(asked)
+        return workers
+
+    @property
+    def num_plans(self) -> int:
+        """How many readers share them."""
+        return len(self._plans)
+
+    def add(self, plan: Node, recorder: Recorder) -> int:
+        """Adds a plan before they are started; returns its number."""
+        self._plans.append((plan, recorder))
+        return len(self._plans) - 1
+
+
+def _new_pool(
+    options: ReadOptions,
+    plans: Sequence[tuple[Node, Recorder]],
+    _: bool,  # noqa: FBT001 - see `Workers`
+) -> WorkerPool:
+    init, reads = options.worker_init_fn, options.max_reads_in_flight
+    job = BlockJob(plans, init, options.num_threads, reads)
+    components = [node for plan, _ in plans for node in plan.walk_up()]
+    origin = functools.partial(_described, [plan for plan, _ in plans])
+    return WorkerPool(job, options.num_workers, Limits.of(options), components, origin)
+
+
+def _described(plans: Sequence[Node], first: int, last: int) -> list[str]:
+    """See `described`; of elements that are numbered as workers number them."""
+    return described(plans[first // PLAN_LEN], first % PLAN_LEN, last % PLAN_LEN)

@@ -1,4 +1,4 @@
-"""Worker processes of a node, and tasks for them: sent ahead, their results taken in order."""
+"""Worker processes, and tasks for them: sent ahead, their results taken in order."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from grainmill._evaluate.prefetch.ahead import Ahead
 from grainmill._plan.closing import closed_error
 from grainmill._stats.thread_clock import ThreadUse
+from grainmill._workers.failures import WorkerError
 from grainmill._workers.pool import PendingResult, WorkerPool
 from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
 
@@ -20,31 +21,30 @@ if TYPE_CHECKING:
 
 
 class Workers:
-    """The workers of one node; started when first needed, and again after one has died.
+    """Workers that are started when first needed, and again after one has died.
 
     Args:
-        node: The node.
-        recorder: Takes their reports, and the waits while they start.
         new_pool: Starts them; its argument says whether they are the first.
-        waited: Takes the seconds of each wait for a result.
 
     Attributes:
         cancelled: Whether `cancel` was called.
+        num_starting: How many results until all workers have returned one, about.
+        failures: For a plan, the elements at which a worker died or hung while another consumer
+            waited for it, and the error.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        recorder: Recorder,
-        new_pool: Callable[[bool], WorkerPool],
-        waited: Callable[[float], object],
-    ) -> None:
+    def __init__(self, new_pool: Callable[[bool], WorkerPool]) -> None:
         self.cancelled = False
-        self._node, self._recorder = node, recorder
-        self._new_pool, self._waited = new_pool, waited
+        self.num_starting = 0
+        self.failures: dict[int, tuple[tuple[int, int], WorkerError]] = {}
+        self._new_pool = new_pool
         self._pool: WorkerPool | None = None
         self._num_pools = 0
-        self._num_starting = 0  # results until all workers have returned one, about
+
+    @property
+    def were_started(self) -> bool:
+        """Whether they run, or did."""
+        return bool(self._num_pools)
 
     def pool(self) -> WorkerPool:
         """The running workers, started if there are none.
@@ -55,28 +55,10 @@ class Workers:
         if not self.cancelled and (self._pool is None or self._pool.closed):
             self._num_pools += 1
             self._pool = self._new_pool(self._num_pools == 1)
-            self._num_starting = self._pool.num_workers
+            self.num_starting = self._pool.num_workers
         if self.cancelled or self._pool is None:  # `cancel` may have found no pool yet
             raise closed_error()
         return self._pool
-
-    def wait(self, pool: WorkerPool, pending: PendingResult) -> Result:
-        """Waits for a result; records for how long, and the report that came with it."""
-        if pending.is_done:
-            result = pool.wait(pending)
-        else:
-            use = ThreadUse() if self._num_starting > 0 else None
-            started_s = time.perf_counter()
-            result = pool.wait(pending)
-            waited_s = time.perf_counter() - started_s
-            self._waited(waited_s)
-            if use is not None:
-                self._recorder.started(self._node, waited_s, use.read())
-        self._num_starting -= 1
-        report = result.extra[-1] if result.extra else None
-        if report is not None:
-            self._recorder.report(self._node, pending.worker, report)
-        return result
 
     def cancel(self) -> None:
         """See `Stage.cancel`."""
@@ -113,11 +95,24 @@ class WorkerTasks(Ahead[PendingResult]):
     If one dies, or an interrupt may have lost a message, all are ended, and with them all tasks:
     new ones get those again. The consumer is passed to each call: kept here, it would live until
     the next garbage collection.
+
+    Args:
+        workers: The workers.
+        node: The consumer's node.
+        recorder: Takes their reports, and the waits while they start.
+        waited: Takes the seconds of each wait for a result.
     """
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        node: Node,
+        recorder: Recorder,
+        waited: Callable[[float], object],
+    ) -> None:
         super().__init__()
         self._workers = workers
+        self._node, self._recorder, self._waited = node, recorder, waited
         self._pool: WorkerPool | None = None  # which has the tasks
 
     def submit(self, worker: int, task: Any, element_range: tuple[int, int] | None = None) -> None:
@@ -143,22 +138,58 @@ class WorkerTasks(Ahead[PendingResult]):
 
         Raises:
             BaseException: A worker has died, or an interrupt came. The next call starts new ones.
+                If it died in a task of another plan, this call does, and the consumer of that gets
+                the error, at the place of the task.
         """
         while True:
             pool = self._pool
             if not self.tasks or pool is None or pool.closed:
                 self.start(consumer)
                 continue
+            first = self.tasks[0]
+            self._raise_earlier(first)
             try:
-                result = self._workers.wait(pool, self.tasks[0])
+                result = self._wait(pool, first)
                 return result, self.tasks.popleft().count
             except BaseException as failure:
+                blamed = pool.oldest_task(first.worker) or first
                 self._workers.give_up()
                 if not self._workers.cancelled:
                     self.drop(consumer.tasks_lost())
-                if not isinstance(failure, ForkUnavailableError):
+                if isinstance(failure, ForkUnavailableError):
+                    disable_fork(failure)
+                elif isinstance(failure, WorkerError) and blamed.plan != first.plan:
+                    self._workers.failures[blamed.plan] = blamed.element_range or (0, 0), failure
+                else:
                     raise
-                disable_fork(failure)
+
+    def _raise_earlier(self, first: PendingResult) -> None:
+        """Raises what another consumer met in a task of this plan, once that is the next one."""
+        (start, last), failure = self._workers.failures.get(first.plan, ((0, -1), None))
+        position = first.element_range[0] if first.element_range is not None else 0
+        if failure is not None and position >= start:
+            del self._workers.failures[first.plan]
+            if position <= last:
+                raise failure
+
+    def _wait(self, pool: WorkerPool, pending: PendingResult) -> Result:
+        """Waits for a result; records for how long, and the report that came with it."""
+        workers = self._workers
+        if pending.is_done:
+            result = pool.wait(pending)
+        else:
+            use = ThreadUse() if workers.num_starting > 0 else None
+            started_s = time.perf_counter()
+            result = pool.wait(pending)
+            waited_s = time.perf_counter() - started_s
+            self._waited(waited_s)
+            if use is not None:
+                self._recorder.started(self._node, waited_s, use.read())
+        workers.num_starting -= 1
+        report = result.extra[-1] if result.extra else None
+        if report is not None:
+            self._recorder.report(self._node, pending.worker, report)
+        return result
 
     def drop(self, position: int) -> None:
         """See `Ahead.drop`."""

@@ -96,6 +96,11 @@ class SequentialNode(Node):
         raise NotImplementedError(f"{type(self).__name__} has neither `runner` nor `open`")
 
     @property
+    def has_own_thread(self) -> bool:
+        """Whether a thread of its own pulls from its parents."""
+        return False
+
+    @property
     def num_readers(self) -> int | None:
         """How many readers it has open at once; `None` for as many as its parents."""
         return None

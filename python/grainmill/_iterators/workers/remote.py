@@ -44,10 +44,8 @@ class RemoteWorkers(Workers):
         task_bytes: About how much memory the result of one task may use.
     """
 
-    _node: WorkersNode
-
     def __init__(self, node: WorkersNode, context: Context) -> None:
-        self._context = context
+        self._node, self._context = node, context
         limits = Limits.of(node.options)
         self.task_bytes = task_bytes = limits.share(TASKS * node.num_workers)
         if node.options.per_worker_budget_bytes is not None:
@@ -65,12 +63,17 @@ class RemoteWorkers(Workers):
         def origin(_first: int, _last: int) -> list[str]:
             return [f"in the workers of {located(node)}"]
 
-        waited = functools.partial(context.recorder.waited, node)
-        super().__init__(node, context.recorder, new_pool, waited)
+        super().__init__(new_pool)
 
     def shard(self, worker: int) -> RemoteShard:
         """The stage for the elements of one worker."""
         return RemoteShard(self, worker, self._node.buffer_size)
+
+    def tasks(self) -> WorkerTasks:
+        """The tasks of one of these stages."""
+        recorder = self._context.recorder
+        waited = functools.partial(recorder.waited, self._node)
+        return WorkerTasks(self, self._node, recorder, waited)
 
     def local(self, worker: int) -> Stage:
         """The worker's pipeline, opened in this process at its start."""
@@ -99,7 +102,7 @@ class RemoteShard(Stage):
         self._workers = workers
         self._worker = worker
         self._size = -(-buffer_size // TASKS)
-        self._ahead = WorkerTasks(workers)
+        self._ahead = workers.tasks()
         self._position: Position | None = None  # `None`: at the start
         self._count = 0  # elements since the start, or since the restored state
         self._from_start = True
