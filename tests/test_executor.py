@@ -1,5 +1,6 @@
 """Prefetching: how much, by how many threads, and in which order elements are delivered."""
 
+import random
 import threading
 import time
 
@@ -349,3 +350,42 @@ def test_elements_from_slow_storage_are_computed_within_the_budget(monkeypatch, 
         for _ in range(30):
             next(iterator)
         assert count_at_rest(calls.elements) - 31 <= 8 + num_threads
+
+
+READERS = {
+    "caller": {"num_threads": 0},
+    "threads": {"num_threads": 4},
+    "workers": {"num_workers": 2},
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("seed", range(effort.cases(2, 50)))
+def test_the_limit_on_prefetching_may_change_while_elements_are_taken(reader, seed):
+    """Each task fits the limit at its start; those started before stay."""
+    rng = random.Random(f"{reader} {seed}")
+    options = grain.ReadOptions(prefetch_buffer_size=rng.choice([2, 200]), **READERS[reader])
+    iterator = iter(grain.MapDataset.range(10**6).map(lambda x: x + 1).to_iter_dataset(options))
+    blocks = iterator._stage._blocks
+    ahead, limits = blocks._ahead, []
+    add = ahead.add
+
+    def checked_add(task):
+        add(task)
+        limits.append((blocks.buffer_size, ahead.until - blocks.position, task.count))
+
+    ahead.add = checked_add
+    taken, longest = 0, {2: 0, 400: 0}
+    with iterator:
+        for size in [400, 2, 400, 2]:
+            blocks.buffer_size = size
+            limits.clear()
+            for _ in range(3000):
+                assert next(iterator) == taken + 1
+                taken += 1
+            for limit, num_ahead, count in limits:
+                assert limit == size
+                assert count == num_ahead or num_ahead <= 2 * size
+                longest[size] = max(longest[size], count)
+    if reader != "caller":
+        assert longest[2] <= 2 < longest[400]

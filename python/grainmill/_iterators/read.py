@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from grainmill._evaluate.batches.batch_blocks import BatchBlock
 from grainmill._evaluate.compile import compiled, runs_in_engine
 from grainmill._evaluate.prefetch import tuning
-from grainmill._evaluate.prefetch.executor import Blocks, Budget, Executor
+from grainmill._evaluate.prefetch.executor import Budget, Executor
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.base.checked_state import CheckedState, integer
 from grainmill._iterators.base.filter_thresholds import DropWatch
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from grainmill._evaluate.context import Context
     from grainmill._evaluate.evaluated import Evaluated
+    from grainmill._evaluate.prefetch.blocks import Blocks
     from grainmill._evaluate.prefetch.executor import Demand
     from grainmill._evaluate.program import Program
     from grainmill._iterators.base.stage import StateAfter

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from grainmill._evaluate.batches.batch_blocks import block_len, byte_len
 from grainmill._evaluate.prefetch import tuning
-from grainmill._evaluate.prefetch.executor import Demand, weak_call
+from grainmill._evaluate.prefetch.blocks import weak_call
+from grainmill._evaluate.prefetch.executor import Demand
 from grainmill._evaluate.prefetch.thread_pool import NumberedThread
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.base.cursor import END, Cursor

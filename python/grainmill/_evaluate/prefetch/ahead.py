@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 
 class Started(Protocol):
@@ -16,6 +19,20 @@ class Started(Protocol):
     @property
     def is_done(self) -> bool:
         """Whether nothing needs to be waited for."""
+
+
+class Planned(NamedTuple):
+    """A task that may start next.
+
+    Attributes:
+        num_elements: How many elements it computes.
+        bound: How many elements may be ahead with it.
+        start: Starts it, and calls `Ahead.add`.
+    """
+
+    num_elements: int
+    bound: int
+    start: Callable[[], object]
 
 
 AnyTask = TypeVar("AnyTask", bound=Started)
@@ -35,12 +52,15 @@ class Ahead(Generic[AnyTask]):
         self.tasks: deque[AnyTask] = deque()
         self.until = 0
 
-    def fits(self, count: int, position: int, bound: int) -> bool:
-        """Whether a task of `count` elements may start: the first one, and up to `bound` elements.
+    def start_all(self, planned: Iterable[Planned], position: int) -> None:
+        """Starts tasks until there are no more, or too many elements would be ahead of `position`.
 
-        Those are counted from `position` on, the consumer's.
+        The first task always starts. The next one is asked for once another has been started.
         """
-        return count > 0 and (not self.tasks or self.until + count - position <= bound)
+        for count, bound, start in planned:
+            if count <= 0 or (self.tasks and self.until + count - position > bound):
+                return
+            start()
 
     def add(self, task: AnyTask) -> None:
         """Adds a task that was started at `until`."""

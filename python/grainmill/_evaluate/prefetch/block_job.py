@@ -118,17 +118,15 @@ class _Threads:
     """The threads of a worker.
 
     Attributes:
-        allowed: How many it may have.
         pool: The threads.
         tuner: Decides how many of them work.
         busy_s: Seconds that all tasks took so far.
     """
 
-    def __init__(self, allowed: int) -> None:
-        self.allowed = allowed
-        self.pool = ThreadPool(allowed)
+    def __init__(self, num_threads: int) -> None:
+        self.pool = ThreadPool(num_threads)
         # A worker does not know whether the consumer waits, so it is assumed to.
-        self.tuner = Tuner(self.pool, allowed)
+        self.tuner = Tuner(self.pool, num_threads)
         self.pool.enter(self.tuner.record)
         self.busy_s = 0.0
 
@@ -213,7 +211,7 @@ class _PlanRunner:
         self._pool = threads.pool
         self._reporter = reporter
         self._meter = program.recorder.read()
-        self._meter.threads = lambda: threads.pool.use(threads.allowed)
+        self._meter.threads = threads.pool.use
         self._parent_stacks = False  # since the main process knows more types of containers
 
     def computed(self, task: BlockTask, pending: PendingElements | None = None) -> Outcome:

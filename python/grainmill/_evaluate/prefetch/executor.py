@@ -1,26 +1,25 @@
-"""Blocks of a program's elements in order, computed on request or prefetched by threads."""
+"""Blocks of a program's elements, computed on request or prefetched by threads."""
 
 from __future__ import annotations
 
-import abc
 import functools
 import itertools
 import math
 import os
-import sys
 import time
 import weakref
-from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._evaluate.batches.batch_blocks import block_len, byte_len
 from grainmill._evaluate.batches.batched import in_batches
 from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.prefetch import tuning
-from grainmill._evaluate.prefetch.ahead import Ahead
+from grainmill._evaluate.prefetch.ahead import Planned
+from grainmill._evaluate.prefetch.blocks import Blocks, weak_call
+from grainmill._evaluate.prefetch.pace import Pace
 from grainmill._evaluate.prefetch.reads_beyond import ReadsBeyond
 from grainmill._evaluate.prefetch.shared_threads import PoolShare
-from grainmill._evaluate.prefetch.thread_pool import Task, ThreadPool, Turns
+from grainmill._evaluate.prefetch.thread_pool import Task, ThreadPool
 from grainmill._evaluate.prefetch.tuner import Tuner
 from grainmill._native import waited_s
 from grainmill._plan.closing import closed_error
@@ -28,248 +27,13 @@ from grainmill._stats.meters import NO_POOL
 from grainmill._stats.stalls import Awaited, Stall, thread_name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from grainmill._evaluate.batches.batch_blocks import BatchBlock, BlockResult
+    from grainmill._evaluate.batches.batch_blocks import BlockResult
     from grainmill._evaluate.prefetch.shared_threads import SharedThreads
     from grainmill._evaluate.program import PendingElements, Program
     from grainmill._plan.options import ReadOptions
     from grainmill._stats.meters import PoolUse
-
-
-class Blocks(abc.ABC):
-    """The elements of `program` from a position on, a block at a time.
-
-    Args:
-        program: What computes the elements.
-        length: Their number.
-        buffer_size: How many of them may be prefetched.
-
-    Attributes:
-        position: The first position of the next block.
-        batch_size: The size of the batches downstream, counted from the last `restart`; blocks
-            are batches where possible. 0 if there are none, or no longer.
-        ready: Batches that the next calls of `take` return without waiting.
-        meter: Takes the times of blocks.
-    """
-
-    def __init__(self, program: Program, length: int, buffer_size: int) -> None:
-        self.meter = program.recorder.read()
-        self.position = 0
-        self.batch_size = 0
-        self.ready: deque[BatchBlock] = deque()
-        self._rest: Evaluated | None = None  # the elements after those
-        self._cancelled = False
-        self._is_computing = False
-        self._program = program
-        self._length = length
-        self._buffer_size = buffer_size
-        self._ahead: Ahead[Any] = Ahead()
-        self._batch_origin = 0
-        self.meter.ahead = weak_call(self, Blocks._num_ahead)
-
-    def take(self, limit: int) -> Evaluated | BatchBlock:
-        """Returns the elements from `position` on, and advances it.
-
-        Returns at least one element, unless the first fails or the plan has ended. Prefetched
-        blocks may have more than `limit` elements.
-
-        Raises:
-            ValueError: `cancel` was called, before or during this call.
-        """
-        if self._cancelled:
-            self.check_open()
-        if not self.ready and self._rest is None:
-            before = self.position
-            self._is_computing = True
-            try:
-                compute = self._computing()
-                compute(limit)
-            except BaseException:  # an interrupt can occur anywhere
-                self.rewind(before)
-                raise
-            finally:
-                self._is_computing = False
-        if self.ready:
-            rows = self.ready.popleft()
-            self.position += rows.count
-            self.meter.elements += rows.count
-            return rows
-        rest, self._rest = self._rest or Evaluated([], None), None
-        self.position += len(rest.elements)
-        self.meter.elements += len(rest.elements)
-        return rest
-
-    def _computing(self) -> Callable[[int], None]:
-        """`_compute_next`, or what does the same with fewer calls."""
-        return self._compute_next
-
-    @abc.abstractmethod
-    def _compute_next(self, limit: int) -> None:
-        """Computes the elements from `position` on, up to the plan's end, and enqueues them."""
-
-    def _enqueue_block(self, result: BlockResult, count: int) -> bool:
-        """Makes the next calls of `take` return the result of a block of `count` elements.
-
-        Returns:
-            Whether they are all there; otherwise the blocks after it are dropped.
-        """
-        num_computed = self._enqueue(result)
-        if num_computed < count or (self._rest is not None and self._rest.failure is not None):
-            self._drop_ahead(self.position + num_computed)
-            return False
-        return True
-
-    def _enqueue(self, result: BlockResult) -> int:
-        """Makes the next calls of `take` return `result`; returns its number of elements."""
-        batches, self._rest = result
-        count = 0 if self._rest is None else len(self._rest.elements)
-        for batch in batches:
-            self.ready += batch.split(self.batch_size)
-            count += len(batch)
-        return count
-
-    def restart(self, position: int) -> None:
-        """Moves to `position`, the start of a batch, and discards prefetched elements."""
-        self.rewind(position)
-        self._batch_origin = position
-
-    def rewind(self, position: int) -> None:
-        """Moves to `position`, within a batch or not, and discards prefetched elements."""
-        self.position = position
-        self.ready.clear()
-        self._rest = None
-        self._drop_ahead(position)
-
-    def _drop_ahead(self, position: int) -> None:
-        """Discards the blocks from `position` on."""
-        self._ahead.drop(position)
-
-    def _num_ahead(self) -> tuple[int, int]:
-        """How many elements are computed and not yet taken, and the limit; on any thread."""
-        return self._num_ready + self._ahead.num_done, self._buffer_size
-
-    @property
-    def _num_ready(self) -> int:
-        """Elements that `take` returns before it computes more; on any thread."""
-        rest = self._rest
-        return sum(map(len, list(self.ready))) + (0 if rest is None else len(rest.elements))
-
-    def _block_len(self, start: int, count: int) -> int:
-        """Elements of a block of `count` at `start`, up to the next batch and the plan's end."""
-        return min(count, self._len_to_batch_start(start) or count, self._length - start)
-
-    def _len_to_batch_start(self, position: int) -> int:
-        """Elements from `position` to the start of the next batch."""
-        return (self._batch_origin - position) % self.batch_size if self.batch_size else 0
-
-    def _computes_whole_batches(self, pace: Pace) -> bool:
-        """Whether blocks are whole batches: not slow ones, which threads may share."""
-        if not self.batch_size or pace.element_s is None:
-            return False
-        if pace.element_s * self.batch_size > tuning.WHOLE_BATCH_S:
-            return False
-        return not self._program.waits_for_storage or self._program.has_column_batches
-
-    def awaited(self) -> Awaited | None:
-        """What the thread in `take` waits for or computes, if one is there; on any thread."""
-        return None
-
-    def start(self) -> None:  # noqa: B027 - nothing to do without prefetching
-        """Starts prefetching."""
-
-    def cancel(self) -> None:
-        """See `Stage.cancel`."""
-        self._cancelled = True
-
-    def check_open(self) -> None:
-        """Raises `ValueError` once `cancel` was called."""
-        if self._cancelled:
-            raise closed_error()
-
-    def close(self) -> None:  # noqa: B027 - nothing to do without threads or processes
-        """Stops threads or processes; can be called again."""
-
-
-class Pace:
-    """How many elements to compute at once, so that a block takes about `block_s` seconds.
-
-    Attributes:
-        max_count: The limit of `count`.
-        count: How many elements to compute at once.
-        by_lists: Whether users' functions are called for all these elements at once.
-        equal_share: How many of `SHARED_LEN` elements each thread gets, if several do.
-        turns: Whether those of the pool take turns; then a block is no longer than one.
-        element_s: Seconds per element of the last block; `None` before the first.
-        is_growing: Whether later blocks will probably be larger.
-    """
-
-    def __init__(self, max_count: int, block_s: float, *, by_lists: bool = False) -> None:
-        self.max_count = max(1, max_count)
-        self.count = 1
-        self.is_growing = True
-        self.element_s: float | None = None
-        self._block_s = block_s
-        self.by_lists = by_lists
-        self.equal_share = sys.maxsize
-        self.turns = Turns()
-        self._previous: tuple[int, float] | None = None  # another list length and its `element_s`
-        self._num_held = 0  # blocks for which the length is not changed
-
-    def record(self, count: int, elapsed_s: float) -> None:
-        """Records that `count` elements took `elapsed_s`."""
-        self.element_s = elapsed_s / count
-        is_long = elapsed_s >= self._block_s / 2
-        max_count = min(self.max_count, self.turn_len)
-        if self.by_lists and is_long:
-            if count == self.count:
-                self.count = self._list_len(count, self.element_s)
-        elif elapsed_s > self._block_s:
-            self.count = max(1, min(self.count, count) // 2)
-        elif not is_long and count >= self.even(self.count):
-            self.count *= 2
-            self._previous, self._num_held = None, 0
-        self.count = min(self.count, max_count)
-        grows_anyway = self.by_lists and self.count < tuning.MIN_LIST_LEN
-        self.is_growing = (not is_long or grows_anyway) and self.count < max_count
-
-    def even(self, count: int) -> int:
-        """The length of blocks of at most `count` elements of which threads get equal shares."""
-        share = self.equal_share
-        if self.turn_len == sys.maxsize or not share // 10 < count <= share:
-            return max(1, count)
-        return share // -(-share // count)
-
-    @property
-    def turn_len(self) -> int:
-        """The maximum number of elements that a thread computes before another has its turn."""
-        if self.by_lists or self.equal_share == sys.maxsize or not self.turns.are_taken:
-            return sys.maxsize
-        return max(1, self.equal_share // 5)
-
-    def _list_len(self, count: int, element_s: float) -> int:
-        """The length of the next list after one of `count` elements, which took long.
-
-        A call may cost the same whatever the number of elements, or not. So longer lists are kept
-        only if they make an element cheaper, shorter ones unless they make it more expensive.
-        """
-        least, share = tuning.MIN_LIST_LEN, tuning.CHEAPER_SHARE
-        if self._num_held:
-            self._num_held -= 1
-            return count
-        previous, self._previous = self._previous, (count, element_s)
-        if count < least:
-            return 2 * count
-        if previous is None or previous[0] == count:
-            return 2 * count if count == least else max(least, count // 2)
-        if previous[0] < count:
-            return 2 * count if element_s < share * previous[1] else max(least, count // 2)
-        if previous[1] < share * element_s:
-            self._previous, self._num_held = None, tuning.LISTS_HELD
-            return previous[0]
-        if count == least:
-            self._previous, self._num_held = None, tuning.LISTS_HELD
-        return max(least, count // 2)
 
 
 class Demand:
@@ -386,16 +150,21 @@ class Executor(Blocks):
         self._element_bytes = mean = program.mean_byte_len
         self.meter.threads = weak_call(self, Executor._thread_use)
         if self._num_threads:
-            max_count = block_len(mean, max(1, buffer_size // 2), tuning.HAND_OVER_BYTES)
             self._max_request = block_len(mean, tuning.MAX_REQUESTED, tuning.HAND_OVER_BYTES)
-            self._pace = Pace(max_count, tuning.HAND_OVER_S, by_lists=program.reads_lists)
-            if self._num_threads > 1:
-                in_round = self._num_threads * self._num_records
-                self._pace.equal_share = max(1, tuning.SHARED_LEN // in_round)
-        else:
-            max_count = block_len(mean, buffer_size or tuning.MAX_REQUESTED)
-            self._pace = Pace(max_count, tuning.CALLER_BLOCK_S, by_lists=program.reads_lists)
+        block_s = tuning.HAND_OVER_S if self._num_threads else tuning.CALLER_BLOCK_S
+        self._pace = Pace(self._max_block_len, block_s, by_lists=program.reads_lists)
+        if self._num_threads > 1:
+            in_round = self._num_threads * self._num_records
+            self._pace.equal_share = max(1, tuning.SHARED_LEN // in_round)
         self._reset()
+
+    @property
+    def _max_block_len(self) -> int:
+        """The maximum number of elements in a block, unless more are requested at once."""
+        mean = self._program.mean_byte_len
+        if self._num_threads:
+            return block_len(mean, max(1, self.buffer_size // 2), tuning.HAND_OVER_BYTES)
+        return block_len(mean, self.buffer_size or tuning.MAX_REQUESTED)
 
     @property
     def has_threads(self) -> bool:
@@ -450,8 +219,7 @@ class Executor(Blocks):
             self.meter.cpu_s += block.task.cpu_s
             self.meter.storage_s += block.task.waited_s
         result = block.result()
-        self._pace.by_lists = self._program.reads_lists
-        self._pace.record(block.count, block.task.elapsed_s)
+        self._record_pace(block.count, block.task.elapsed_s)
         self._ahead.tasks.popleft()
         self._num_submitted -= 1
         self._record_element_size(result)
@@ -529,8 +297,7 @@ class Executor(Blocks):
         work_s = time.perf_counter() - started_s - storage_s
         short_s = min(work_s, tuning.SHORT_BLOCK_S)  # beyond that, it lost its core or the lock
         cpu_s = short_s if is_short else time.thread_time() - cpu_started_s
-        self._pace.by_lists = self._program.reads_lists
-        self._pace.record(count, work_s)
+        self._record_pace(count, work_s)
         self.meter.computed(work_s, storage_s, cpu_s)
         if self.demand is not None and self._pool is not None:
             self._tuner.record(count, work_s if self.demand.urgent else 0.0)
@@ -582,6 +349,11 @@ class Executor(Blocks):
         doing, lines = self._program.computing(first, last)
         return Awaited(thread_name_of(block.task.thread), doing, lines, block.task.thread)
 
+    def _record_pace(self, count: int, elapsed_s: float) -> None:
+        self._pace.by_lists = self._program.reads_lists
+        self._pace.max_count = self._max_block_len
+        self._pace.record(count, elapsed_s)
+
     def _record_element_size(self, result: BlockResult) -> None:
         """Records the bytes of an element."""
         batches, rest = result
@@ -610,6 +382,10 @@ class Executor(Blocks):
             self._num_submitted += 1
 
     def _dispatch(self, limit: int) -> None:
+        self._ahead.start_all(self._planned(limit), self.position)
+
+    def _planned(self, limit: int) -> Iterator[Planned]:
+        """The next blocks, by their pace or as many as storage answers at the same time."""
         if self._pool is None:
             size, bound, whole = self._sizes_for_caller(limit)
         else:
@@ -620,7 +396,7 @@ class Executor(Blocks):
             if not whole:
                 size = min(size, max(1, affordable // 2))
         is_slow = self._program.waits_for_storage
-        prefetches = self._pool is not None or (self._buffer_size and is_slow)
+        prefetches = self._pool is not None or (self.buffer_size and is_slow)
         # Reads started beyond this limit would only delay those needed next.
         num_records = self._program.num_records
         records = sum(block.count for block in self._unfinished()) * num_records if is_slow else 0
@@ -645,17 +421,16 @@ class Executor(Blocks):
                 return  # starting reads takes a while, and others are in flight
             start = self._ahead.until
             count = self._block_len(start, size)
-            if not self._ahead.fits(count, self.position, bound):
-                return
             as_batches = whole and not self._len_to_batch_start(start)
-            self._start_block(start, count, as_batches=as_batches)
+            begin = functools.partial(self._start_block, start, count, as_batches=as_batches)
+            yield Planned(count, bound, begin)
             records += count * num_records
 
     def _thread_use(self) -> PoolUse:
         """See `ReadMeter.threads`; on any thread."""
         if self._pool is None:
             return NO_POOL
-        use = self._pool.use(self._num_threads)
+        use = self._pool.use()
         return use._replace(busy_s=math.inf) if self._computes_here else use
 
     def _unfinished(self) -> list[_Block]:
@@ -675,31 +450,31 @@ class Executor(Blocks):
             block = _Block(start, count, task, output)
         self._ahead.add(block)
         self._submit_affordable()
-        if self._buffer_size and self._program.reads_beyond:
+        if self.buffer_size and self._program.reads_beyond:
             self._beyond.advance(self._ahead.until, self._length)
 
     def _sizes_for_caller(self, limit: int) -> tuple[int, int, bool]:
         """Elements in a block, the maximum to prefetch, and whether blocks are whole batches."""
-        count = self._pace.count if self._buffer_size else min(limit, self._pace.count)
+        count = self._pace.count if self.buffer_size else min(limit, self._pace.count)
         whole = self._computes_whole_batches(self._pace)
         if whole:
-            several = self._buffer_size and self._program.batches_small
+            several = self.buffer_size and self._program.batches_small
             count = self.batch_size * (max(1, count // self.batch_size) if several else 1)
-            if self._buffer_size and self._program.waits_for_storage:
-                return count, max(self._buffer_size, 2 * count), whole
-        return count, self._buffer_size, whole
+            if self.buffer_size and self._program.waits_for_storage:
+                return count, max(self.buffer_size, 2 * count), whole
+        return count, self.buffer_size, whole
 
     def _sizes_for_threads(self, limit: int) -> tuple[int, int, bool]:
         """See `_sizes_for_caller`."""
         if self._computes_whole_batches(self._pace):
             size = self.batch_size * self._batches_per_task()
             row_byte_len = max(1.0, self._program.row_byte_len)
-            bound = min(self._buffer_size, int(self._budget.whole_batches / row_byte_len))
+            bound = min(self.buffer_size, int(self._budget.whole_batches / row_byte_len))
             return size, max(bound, 2 * size), True
         count, max_count = self._pace.count, self._pace.max_count
         requested = min(limit, self._max_request) if limit > max_count else 0
         size = max(count, requested if count == max_count else 0)
-        bound = max(self._buffer_size, 2 * requested)
+        bound = max(self.buffer_size, 2 * requested)
         # One block for every thread.
         return self._pace.even(min(size, bound // (self._num_active + 1))), bound, False
 
@@ -713,7 +488,7 @@ class Executor(Blocks):
         if not row_byte_len or not element_s:
             return 1
         max_count = block_len(
-            row_byte_len, tuning.SMALL_TIMES * self._buffer_size, tuning.SMALL_BYTES
+            row_byte_len, tuning.SMALL_TIMES * self.buffer_size, tuning.SMALL_BYTES
         )
         max_count = min(max_count, int(tuning.HAND_OVER_S / element_s), self._pace.turn_len)
         return max(1, max_count // self.batch_size)
@@ -746,21 +521,6 @@ class Executor(Blocks):
         self.rewind(self.position)
         if self._pool is not None:
             self._pool.shutdown()
-
-
-def weak_call(owner: Any, method: Callable[[Any], Any]) -> Callable[[], Any]:
-    """`method` of `owner`, which this does not keep alive; afterwards, its last result."""
-    reference = weakref.ref(owner)
-    last: Any = None
-
-    def call() -> Any:
-        nonlocal last
-        alive = reference()
-        if alive is not None:
-            last = method(alive)
-        return last
-
-    return call
 
 
 def init_worker(init: Callable[[int, int], None], worker: int, num_workers: int) -> None:

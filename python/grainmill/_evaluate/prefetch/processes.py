@@ -12,15 +12,17 @@ from grainmill._evaluate.batches.batch_blocks import BatchBlock, block_len
 from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.notes import described
 from grainmill._evaluate.prefetch import tuning
+from grainmill._evaluate.prefetch.ahead import Planned
 from grainmill._evaluate.prefetch.block_job import BlockJob
-from grainmill._evaluate.prefetch.executor import Blocks, Pace
+from grainmill._evaluate.prefetch.blocks import Blocks
+from grainmill._evaluate.prefetch.pace import Pace
 from grainmill._evaluate.prefetch.worker_tasks import Workers, WorkerTasks
 from grainmill._workers.limits import Limits
 from grainmill._workers.pool import WorkerPool
 from grainmill._workers.worker import PLAN_LEN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from grainmill._evaluate.batches.batch_blocks import BlockResult
     from grainmill._evaluate.program import Program
@@ -81,7 +83,7 @@ class ProcessBlocks(Blocks):
         """
         if self.batch_size or self._num_concurrent > 1 or self._element_s is None:
             return self._num_workers
-        elements = self._buffer_size / tuning.TASKS_PER_WORKER
+        elements = self.buffer_size / tuning.TASKS_PER_WORKER
         useful = math.sqrt(self._element_s * elements / tuning.WORKER_TASK_S)
         return min(self._num_workers, max(tuning.MIN_ACTIVE_WORKERS, math.ceil(useful)))
 
@@ -93,7 +95,7 @@ class ProcessBlocks(Blocks):
     @property
     def _max_task_len(self) -> int:
         """The maximum number of elements in a task that returns no batches."""
-        max_count = max(1, min(tuning.MAX_REQUESTED, self._buffer_size // self._num_tasks))
+        max_count = max(1, min(tuning.MAX_REQUESTED, self.buffer_size // self._num_tasks))
         return block_len(self._program.mean_byte_len, max_count, tuning.WORKER_BLOCK_BYTES)
 
     def _compute_next(self, limit: int) -> None:
@@ -127,7 +129,7 @@ class ProcessBlocks(Blocks):
             self._element_s = max(cost_s, (self._element_s or 0.0) * tuning.COST_DECAY)
             self._pace.max_count = self._max_task_len
             if self._row_byte_len:
-                max_count = tuning.SMALL_TIMES * self._buffer_size // self._num_tasks
+                max_count = tuning.SMALL_TIMES * self.buffer_size // self._num_tasks
                 max_count = max(1, min(tuning.MAX_REQUESTED, max_count))
                 small = block_len(self._row_byte_len, max_count, tuning.WORKER_SMALL_BYTES)
                 self._pace.max_count = max(self._max_task_len, small)
@@ -145,7 +147,10 @@ class ProcessBlocks(Blocks):
 
     def submit_tasks(self, pool: WorkerPool) -> None:
         """See `Consumer.submit_tasks`."""
-        position = self.position + self._next_len
+        self._ahead.start_all(self._planned(pool), self.position + self._next_len)
+
+    def _planned(self, pool: WorkerPool) -> Iterator[Planned]:
+        """The next tasks, while a worker has few that are unfinished."""
         while True:
             worker, num_unfinished = pool.least_busy(self._num_active_workers)
             # What the consumer waits for is submitted, however many other tasks run before it.
@@ -155,16 +160,16 @@ class ProcessBlocks(Blocks):
             if may_wait and num_unfinished >= (1 if alone else self._tasks_per_worker):
                 return
             start, count, batch_size = self._next_task()
-            max_ahead = max(self._buffer_size, self._min_batches * batch_size)
+            max_ahead = max(self.buffer_size, self._min_batches * batch_size)
             if batch_size:  # tasks are as long as small rows allow, and every worker needs one
                 max_ahead = max(max_ahead, self._num_tasks * self._pace.max_count)
             if num_unfinished >= tuning.TASKS_PER_WORKER:
                 half = self._limits.share(self._workers.num_plans)
                 max_ahead = block_len(self._element_bytes, max_ahead, half)
-            if not self._ahead.fits(count, position, max_ahead):
-                return
             first = self._first + start
-            self._ahead.submit(worker, (first, count, batch_size), (first, first + count - 1))
+            task = first, count, batch_size
+            submit = functools.partial(self._ahead.submit, worker, task, (first, first + count - 1))
+            yield Planned(count, max_ahead, submit)
 
     def tasks_lost(self) -> int:
         """See `Consumer.tasks_lost`."""

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from grainmill._evaluate.prefetch.thread_pool import ThreadPool, Totals
+from grainmill._evaluate.prefetch.thread_pool import ThreadPool
 from grainmill._evaluate.prefetch.tuner import Tuner
 from grainmill._interrupts import raise_interrupt
 
@@ -74,15 +74,9 @@ class PoolShare:
         """How many threads may work."""
         return self.pool.active
 
-    def totals(self) -> Totals:
-        """An equal share of the work of all readers so far."""
-        done, *seconds = self.pool.totals()
-        num_readers = max(1, len(self.pool.readers))
-        return Totals(done // num_readers, *(each / num_readers for each in seconds))
-
-    def use(self, allowed: int) -> PoolUse:
+    def use(self) -> PoolUse:
         """See `ThreadPool.use`; an equal share of the times, but for when threads had work."""
-        use, num_readers = self.pool.use(allowed), max(1, len(self.pool.readers))
+        use, num_readers = self.pool.use(), max(1, len(self.pool.readers))
         return use._replace(cpu_s=use.cpu_s / num_readers, ready_s=use.ready_s / num_readers)
 
     def submit(self, task: Task) -> None:

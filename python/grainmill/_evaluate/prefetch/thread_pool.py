@@ -386,12 +386,12 @@ class ThreadPool:
             sum(of_worker.ready_s for of_worker in times),
         )
 
-    def use(self, allowed: int) -> PoolUse:
+    def use(self) -> PoolUse:
         """What its own threads did, without the owner's."""
         workers, now = self._workers.copy(), time.perf_counter()
         return PoolUse(
             self.active,
-            allowed,
+            self._num_threads,
             sum(worker.times().cpu_s for worker in workers),
             sum(worker.times().ready_s for worker in workers),
             sum(worker.busy_until(now) for worker in workers),
