@@ -29,6 +29,9 @@ class WorkerReporter:
         recorder: What the worker records.
         output: The last node of the plan that it runs.
         all_busy_s: Returns how long the tasks took of all plans that it runs; `None` for one plan.
+
+    Attributes:
+        busy_s: How long the tasks of this plan took.
     """
 
     def __init__(
@@ -45,9 +48,9 @@ class WorkerReporter:
         self._timed_s = 0.0  # seconds of the tasks that these are of
         self._next_timed_s = 0.0
         self._is_timed = self._starts_tasks = False
-        self._busy_s = 0.0
+        self.busy_s = 0.0
         self._elements = 0
-        self._all_busy_s = all_busy_s or (lambda: self._busy_s)
+        self._all_busy_s = all_busy_s or (lambda: self.busy_s)
         self._busy_before_s = self._all_busy_s()
 
     def start_task(self) -> None:
@@ -62,14 +65,14 @@ class WorkerReporter:
 
     def report(self, busy_s: float, elements: int) -> WorkerReport | None:
         """Records a task that took `busy_s` for `elements`; returns a report if one is due."""
-        self._busy_s += busy_s
+        self.busy_s += busy_s
         self._elements += elements
         now_s = clock_s()
         is_due = self._num_reports < _FIRST_REPORTS or now_s >= self._next_s
         if self._is_timed if self._starts_tasks else is_due:
             before, self._before = self._before, self._clock.read()
             self._times = self._times.plus(self._before).plus(before, -1.0)
-            self._timed_s = self._timed_s + busy_s if self._starts_tasks else self._busy_s
+            self._timed_s = self._timed_s + busy_s if self._starts_tasks else self.busy_s
             self._next_timed_s = now_s + _PAUSE_S
         if not is_due:
             return None
@@ -97,11 +100,11 @@ class WorkerReporter:
         storage_s = sum(read.storage_s for read in self._recorder.reads)
         reads = (work_s, storage_s, *self._recorder.files())
         alive_s, all_s = now_s - self._started_s, self._all_busy_s() - self._busy_before_s
-        alive_s = max(min(alive_s, self._busy_s), alive_s - (all_s - self._busy_s))
-        share = self._busy_s / all_s if all_s else 1.0
+        alive_s = max(min(alive_s, self.busy_s), alive_s - (all_s - self.busy_s))
+        share = self.busy_s / all_s if all_s else 1.0
         cpu_s, ready_s = (share * each for each in self._all_times())
         return WorkerReport(
-            self._busy_s, alive_s, self._elements, stages, reads, blocks, specs, cpu_s, ready_s
+            self.busy_s, alive_s, self._elements, stages, reads, blocks, specs, cpu_s, ready_s
         )
 
     def _all_times(self) -> tuple[float, float]:
@@ -110,5 +113,5 @@ class WorkerReporter:
         threads = [thread.use.read() for thread in self._recorder.threads()]
         cpu_s = sum(use.cpu_s for use in others) + sum(times.cpu_s for times in threads)
         ready_s = sum(use.ready_s for use in others) + sum(times.ready_s for times in threads)
-        factor = self._busy_s / self._timed_s if self._timed_s else 1.0
+        factor = self.busy_s / self._timed_s if self._timed_s else 1.0
         return factor * self._times.cpu_s + cpu_s, factor * self._times.ready_s + ready_s

@@ -101,34 +101,7 @@ class BlockJob(Job):
         """See `Job.open`."""
         set_up_worker(context, self._worker_init_fn)
         reads = ReadQueue(reads_of_process(self._max_reads_in_flight, context.num_workers))
-        threads = _Threads(max(1, self._num_threads))
-
-        def opened(plan: int) -> _PlanRunner:
-            node, recorder = self._plans[plan]
-            recorder = copy.copy(recorder)  # which does not copy what it recorded
-            program = compiled(node, Context(recorder=recorder, reads=reads))
-            program.mark = context.mark
-            reporter = WorkerReporter(recorder, node, lambda: threads.busy_s)
-            return _PlanRunner(program, threads, reporter)
-
-        return _BlockRunner(opened, threads)
-
-
-class _Threads:
-    """The threads of a worker.
-
-    Attributes:
-        pool: The threads.
-        tuner: Decides how many of them work.
-        busy_s: Seconds that all tasks took so far.
-    """
-
-    def __init__(self, num_threads: int) -> None:
-        self.pool = ThreadPool(num_threads)
-        # A worker does not know whether the consumer waits, so it is assumed to.
-        self.tuner = Tuner(self.pool, num_threads)
-        self.pool.enter(self.tuner.record)
-        self.busy_s = 0.0
+        return _BlockRunner(self._plans, context.mark, reads, max(1, self._num_threads))
 
 
 class _BlockRunner(Runner):
@@ -137,10 +110,19 @@ class _BlockRunner(Runner):
     Those run several tasks at the same time, and the main thread only submits them.
     """
 
-    def __init__(self, open_plan: Callable[[int], _PlanRunner], threads: _Threads) -> None:
-        self._open_plan = open_plan
+    def __init__(
+        self,
+        nodes: Sequence[tuple[Node, Recorder]],
+        mark: Callable[[int], None],
+        reads: ReadQueue,
+        num_threads: int,
+    ) -> None:
+        self._nodes, self._mark, self._reads = nodes, mark, reads
         self._plans: dict[int, _PlanRunner] = {}
-        self._pool, self._tuner = threads.pool, threads.tuner
+        self._pool = ThreadPool(num_threads)
+        # A worker does not know whether the consumer waits, so it is assumed to.
+        self._tuner = Tuner(self._pool, num_threads)
+        self._pool.enter(self._tuner.record)
         self._num_in_flight = 0
         self._finished: deque[bool] = deque()  # one for each done task that is still counted
         self._last_poll_s = 0.0
@@ -149,8 +131,18 @@ class _BlockRunner(Runner):
         """The plan of a task, and the task there."""
         number, start = divmod(task[0], PLAN_LEN)
         if number not in self._plans:
-            self._plans[number] = self._open_plan(number)
+            self._plans[number] = self._opened(*self._nodes[number])
         return self._plans[number], BlockTask(start, *task[1:])
+
+    def _opened(self, node: Node, recorder: Recorder) -> _PlanRunner:
+        recorder = copy.copy(recorder)  # which does not copy what it recorded
+        program = compiled(node, Context(recorder=recorder, reads=self._reads))
+        program.mark = self._mark
+        return _PlanRunner(program, self._pool, WorkerReporter(recorder, node, self._busy_s))
+
+    def _busy_s(self) -> float:
+        """How long the tasks of all plans took."""
+        return sum(plan.reporter.busy_s for plan in list(self._plans.values()))
 
     def run(self, task: tuple[int, int, int]) -> Outcome:
         """See `Runner.run`."""
@@ -203,15 +195,14 @@ class _PlanRunner:
 
     Attributes:
         program: What computes them.
+        reporter: Reports on them.
     """
 
-    def __init__(self, program: Program, threads: _Threads, reporter: WorkerReporter) -> None:
-        self.program = program
-        self._threads = threads
-        self._pool = threads.pool
-        self._reporter = reporter
+    def __init__(self, program: Program, pool: ThreadPool, reporter: WorkerReporter) -> None:
+        self.program, self.reporter = program, reporter
+        self._pool = pool
         self._meter = program.recorder.read()
-        self._meter.threads = threads.pool.use
+        self._meter.threads = pool.use
         self._parent_stacks = False  # since the main process knows more types of containers
 
     def computed(self, task: BlockTask, pending: PendingElements | None = None) -> Outcome:
@@ -270,8 +261,7 @@ class _PlanRunner:
         self._meter.elements += count
         storage_s = max(0.0, now_s - started_s[0] - elapsed_s)
         self._meter.computed(elapsed_s, storage_s, elapsed_s)
-        self._threads.busy_s += now_s - started_s[0]
-        return elapsed_s, self._reporter.report(now_s - started_s[0], count)
+        return elapsed_s, self.reporter.report(now_s - started_s[0], count)
 
     @property
     def _num_concurrent(self) -> int:

@@ -159,7 +159,8 @@ class WorkerTasks(Ahead[PendingResult]):
                 if isinstance(failure, ForkUnavailableError):
                     disable_fork(failure)
                 elif isinstance(failure, WorkerError) and blamed.plan != first.plan:
-                    self._workers.failures[blamed.plan] = blamed.element_range or (0, 0), failure
+                    met = blamed.element_range or (0, 0), failure.with_traceback(None)
+                    self._workers.failures[blamed.plan] = met
                 else:
                     raise
 
