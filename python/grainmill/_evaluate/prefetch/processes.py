@@ -60,8 +60,10 @@ class ProcessBlocks(Blocks):
         self._limits = Limits.of(options)
         self._affordable = self._max_task_len
         self._workers = BlockWorkers.of(options, known)
-        self._first = PLAN_LEN * self._workers.add(node.parent, program.recorder)
-        self._ahead = WorkerTasks(self._workers, node, program.recorder, self.meter.starved)
+        plan = self._workers.add(node.parent, program.recorder)
+        self._first = PLAN_LEN * plan
+        recorder, starved = program.recorder, self.meter.starved
+        self._ahead = WorkerTasks(self._workers, node, recorder, starved, plan)
         self._row_byte_len = 0.0
         self._element_bytes = 0.0
         self._one_by_one_until = 0

@@ -29,6 +29,7 @@ class Workers:
     Attributes:
         cancelled: Whether `cancel` was called.
         num_starting: How many results until all workers have returned one, about.
+        waited: Takes the seconds of waits for tasks of a plan.
         failures: For a plan, the elements at which a worker died or hung while another consumer
             waited for it, and the error.
     """
@@ -36,6 +37,7 @@ class Workers:
     def __init__(self, new_pool: Callable[[bool], WorkerPool]) -> None:
         self.cancelled = False
         self.num_starting = 0
+        self.waited: dict[int, Callable[[float], object]] = {}
         self.failures: dict[int, tuple[tuple[int, int], WorkerError]] = {}
         self._new_pool = new_pool
         self._pool: WorkerPool | None = None
@@ -100,7 +102,8 @@ class WorkerTasks(Ahead[PendingResult]):
         workers: The workers.
         node: The consumer's node.
         recorder: Takes their reports, and the waits while they start.
-        waited: Takes the seconds of each wait for a result.
+        waited: Takes the seconds of each wait for a task of its plan.
+        plan: The number of that.
     """
 
     def __init__(
@@ -109,10 +112,12 @@ class WorkerTasks(Ahead[PendingResult]):
         node: Node,
         recorder: Recorder,
         waited: Callable[[float], object],
+        plan: int = 0,
     ) -> None:
         super().__init__()
         self._workers = workers
-        self._node, self._recorder, self._waited = node, recorder, waited
+        self._node, self._recorder = node, recorder
+        workers.waited[plan] = waited
         self._pool: WorkerPool | None = None  # which has the tasks
 
     def submit(self, worker: int, task: Any, element_range: tuple[int, int] | None = None) -> None:
@@ -181,9 +186,10 @@ class WorkerTasks(Ahead[PendingResult]):
         else:
             use = ThreadUse() if workers.num_starting > 0 else None
             started_s = time.perf_counter()
+            awaited = pool.oldest_task(pending.worker) or pending
             result = pool.wait(pending)
             waited_s = time.perf_counter() - started_s
-            self._waited(waited_s)
+            workers.waited[awaited.plan](waited_s)
             if use is not None:
                 self._recorder.started(self._node, waited_s, use.read())
         workers.num_starting -= 1
