@@ -1,4 +1,7 @@
-"""Chains: the fused user functions of a plan over their element sources, run block by block."""
+"""Chains: the fused user functions of a plan over their element sources, run block by block.
+
+So are operators called that stream processors run as one.
+"""
 
 from __future__ import annotations
 

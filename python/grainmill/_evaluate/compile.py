@@ -7,6 +7,7 @@ a block costs what its own positions cost, however many datasets there are.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -127,17 +128,13 @@ class _Compiler:
     def __init__(self, context: Context, programs: dict[int, Program]) -> None:
         self._context = context
         self._programs = programs
-        self._next_number = 0
+        self._numbers = itertools.count()
 
     def _program_of(self, parent: Node) -> Program:
         """The program of the parent of a stage such as a batch."""
         if id(parent) not in self._programs:
             self._programs[id(parent)] = compiled(parent, self._context, self._programs)
         return self._programs[id(parent)]
-
-    def _number(self) -> int:
-        self._next_number += 1
-        return self._next_number - 1
 
     def compile(self, paths: Sequence[_Path]) -> tuple[list[Tree], _Unfused]:
         """The tree of each of `paths`, which have one `chain_key`, and the chain they share."""
@@ -152,13 +149,11 @@ class _Compiler:
             step, by_dataset = step_of(nodes)
             tap: int | None = None
             if nodes[0].step_kind in {"indexed", "random"}:
-                tap = self._number()
+                tap = next(self._numbers)
                 unfused.columns.append(StepColumn(tap, "both" if by_dataset else "index"))
             elif by_dataset:
-                if (
-                    number is None
-                ):  # the chains upstream have no column for the datasets of these paths
-                    number = tap = self._number()
+                if number is None:  # no column upstream tells the datasets of these paths apart
+                    number = tap = next(self._numbers)
                 unfused.columns.append(StepColumn(number, "dataset"))
             unfused.steps.append(step)
             unfused.nodes.append(nodes[0])
@@ -200,7 +195,7 @@ class _Compiler:
 
     def _compile_sources(self, paths: Sequence[_Path]) -> tuple[int, list[Tree], _Unfused]:
         """Compiles paths that end in a source; returns its column's number, too."""
-        number, nodes = self._number(), [path.upstream for path in paths]
+        number, nodes = next(self._numbers), [path.upstream for path in paths]
         trees: list[Tree]
         if _kind(nodes[0]) == "numbers":
             trees = [_numbers(node, number, dataset) for dataset, node in enumerate(nodes)]  # type: ignore[arg-type]

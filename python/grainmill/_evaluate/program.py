@@ -204,7 +204,7 @@ class Program:
 
     @property
     def reads_beyond(self) -> bool:
-        """Whether `start_beyond` may start reads."""
+        """Whether `PendingElements.start_beyond` may start reads."""
         return bool(self._beyond)
 
     @property
@@ -212,22 +212,9 @@ class Program:
         """Whether there is memory to start further reads on slow storage."""
         return all(source.has_room for source in self._beyond)
 
-    def start_beyond(self, positions: Positions) -> Any:
-        """Starts reads that help to read these elements later, if there is memory for them.
-
-        Returns:
-            What must be held until the reads of the elements are started; `None` if none were.
-        """
-        requests = self.chain.requests(self.columns(positions))
-        return Gathered([*requests.values()]).start_beyond()
-
     def start_reads(self, start: int, count: int) -> PendingElements:
         """Starts reading the records of the elements at `start, ..., start + count - 1`."""
         return PendingElements(self, range(start, start + count)).start()
-
-    def start_reads_at(self, index: Indices) -> PendingElements:
-        """Starts reading the records of the elements at `index`."""
-        return PendingElements(self, index).start()
 
 
 class PendingElements:
@@ -255,7 +242,8 @@ class PendingElements:
 
     def start_beyond(self) -> Any:
         """See `ElementSource.start_beyond`."""
-        return self._program.start_beyond(self.positions)
+        requests = self._program.chain.requests(self._program.columns(self.positions))
+        return Gathered([*requests.values()]).start_beyond()
 
     def wait(self) -> None:
         """See `PendingRequest.wait`."""

@@ -13,6 +13,7 @@ from grainmill._dataset.map_dataset import MapDataset
 from grainmill._evaluate.batches.stack import stack
 from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.fused_blocks import checked_block
+from grainmill._evaluate.program import PendingElements
 from grainmill._interrupts import raise_interrupt
 from grainmill._loader.record import Record, RecordMetadata
 from grainmill._loader.samplers import metadata_of
@@ -22,7 +23,7 @@ from grainmill._plan.node import block_function
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from grainmill._evaluate.program import PendingElements, Program
+    from grainmill._evaluate.program import Program
 
 
 class SampledRecords:
@@ -110,7 +111,7 @@ class SampledRecords:
         keys: list[Any] = [metadata.record_key for metadata in found]
         if not _all_inside(keys, len(self._source)):
             raise IndexError("a key is out of range")
-        reads = self._opened().start_reads_at(np.array(keys, np.int64))
+        reads = PendingElements(self._opened(), np.array(keys, np.int64)).start()
         return _PendingRecords(len(indices), found, reads)
 
     def _finish_reads(self, pending: _PendingRecords) -> list[Any]:

@@ -525,13 +525,12 @@ class Batch(Batching, MapNode):
 
     def positions(self, index: int, parent_len: int) -> range:
         """The indices in the parent, of length `parent_len`, of the elements of batch `index`."""
-        if not self.length:
+        length, size = self.length, self.batch_size
+        if not length:
             raise IndexError(f"`batch` of an empty dataset has no position {index}")
-        epoch, number = divmod(index, self.length)
-        first = number * self.batch_size
-        stop = min(parent_len, first + self.batch_size)
-        offset = epoch * parent_len
-        return range(offset + first, offset + stop)
+        epoch, number = divmod(index, length)
+        start = epoch * parent_len + number * size
+        return range(start, min(start + size, (epoch + 1) * parent_len))
 
 
 def checked_epochs(num_epochs: int | None) -> int | None:

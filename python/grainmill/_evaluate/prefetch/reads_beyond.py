@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.batches.batch_blocks import block_len
 from grainmill._evaluate.prefetch import tuning
+from grainmill._evaluate.program import PendingElements
 from grainmill._interrupts import raise_interrupt
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class ReadsBeyond:
             if count <= 0 or (self._held and count < step and self._until + count < length):
                 return
             try:
-                started = program.start_beyond(range(self._until, self._until + count))
+                positions = range(self._until, self._until + count)
+                started = PendingElements(program, positions).start_beyond()
             except Exception as failure:
                 raise_interrupt(failure)
                 return  # raised where the elements are read

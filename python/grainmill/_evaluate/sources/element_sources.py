@@ -187,19 +187,21 @@ class BigRangeSource(ElementSource[Indices]):
 
 
 class _FileReads:
-    """Records that are being read.
-
-    Attributes:
-        records: The records, once they were waited for.
-    """
+    """Records that are being read; those that were are kept."""
 
     def __init__(self, finish: Callable[[], Evaluated]) -> None:
         self._finish = finish
-        self.records: Evaluated | None = None
+        self._records: Evaluated | None = None
 
     def wait(self) -> None:
         """Waits for the records."""
-        self.records = self._finish()
+        self.records()
+
+    def records(self) -> Evaluated:
+        """The records, up to the first that could not be read."""
+        if self._records is None:
+            self._records = self._finish()
+        return self._records
 
 
 class FileSource(ElementSource[Indices]):
@@ -252,11 +254,7 @@ class FileSource(ElementSource[Indices]):
         """See `ElementSource.read`; where storage is slow, reads are concurrent."""
         if reads is None and self.files.is_slow:
             reads = self.start(request)
-        if reads is None:
-            return self._read(request)
-        if reads.records is None:
-            reads.wait()
-        return reads.records or Evaluated([], None)
+        return self._read(request) if reads is None else reads.records()
 
     def fill_function(self) -> Callable[..., tuple[int, Evaluated | None]] | None:
         """See `ElementSource.fill_function`; `None` on slow storage, where reads are concurrent."""

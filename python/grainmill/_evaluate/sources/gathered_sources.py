@@ -120,7 +120,7 @@ class FlatMapSource(GatheringSource[Indices]):
         """
         parents, numbers = np.divmod(request, self._fan_out)
         is_new = np.ones(len(parents), bool)
-        is_new[1:] = parents[1:] != parents[:-1]
+        np.not_equal(parents[1:], parents[:-1], out=is_new[1:])
         inputs = PendingElements(self._parent, parents[is_new])
         return [inputs], (is_new.tolist(), numbers.tolist())
 
