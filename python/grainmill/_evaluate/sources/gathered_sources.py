@@ -14,6 +14,7 @@ from grainmill._evaluate.batches.stack import stack
 from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.program import PendingElements
 from grainmill._evaluate.sources.element_sources import (
+    Gathered,
     GatheringSource,
     Indices,
     computes,
@@ -46,8 +47,16 @@ class BatchSource(GatheringSource[Indices]):
 
     def gathered(self, request: Indices) -> tuple[list[PendingElements], Any]:
         """See `GatheringSource.gathered`."""
-        positions = [self._node.positions(batch, self._parent_len) for batch in request.tolist()]
-        return [PendingElements(self._parent, of_batch) for of_batch in positions], None
+        parts = [PendingElements(self._parent, positions) for positions in self._positions(request)]
+        return parts, None
+
+    def read(self, request: Indices, reads: Gathered | None = None) -> Evaluated:
+        """See `ElementSource.read`; without an object for each batch, which may be small."""
+        return self.joined(self._positions(request) if reads is None else reads.parts, None)
+
+    def _positions(self, request: Indices) -> list[range]:
+        """The positions in the parent of the elements of each batch."""
+        return [self._node.positions(batch, self._parent_len) for batch in request.tolist()]
 
     def joined(self, parts: Sequence[Any], places: Any) -> Evaluated:
         """See `GatheringSource.joined`."""
@@ -63,15 +72,14 @@ class BatchSource(GatheringSource[Indices]):
     def _stacked(self, elements: list[Any]) -> Any:
         return stack(elements, batch_fn=self._node.batch_fn)
 
-    def _batch(self, part: PendingElements) -> Any:
+    def _batch(self, part: range | PendingElements) -> Any:
         stacks = self._node.batch_fn is None
-        if part.requests is not None:
+        if not isinstance(part, range):
             rows = part.batches() if stacks else None
             return rows[0].batch if rows is not None else self._stacked(self._checked(part(), 0))
-        positions: Any = part.positions
         if not stacks:
-            return self._stacked(self._elements(positions, 0))
-        start, count = positions.start, len(positions)
+            return self._stacked(self._elements(part, 0))
+        start, count = part.start, len(part)
         numbers = self._parent.numbers(start, count)
         if numbers is not None:
             return numbers
@@ -79,7 +87,7 @@ class BatchSource(GatheringSource[Indices]):
         if isinstance(block, BatchBlock):
             return block.batch
         elements = self._checked(block, 0)  # up to the first that did not fit
-        rest = self._elements(positions[len(elements) :], len(elements))
+        rest = self._elements(part[len(elements) :], len(elements))
         return self._stacked(elements + rest)
 
     def _elements(self, positions: range, num_before: int) -> list[Any]:
