@@ -141,7 +141,7 @@ docs: develop | $(VENV)/.docs ## the pages of docs/ and the reference, to target
 
 types: develop | $(VENV)/.test
 	$(BIN)/mypy
-	$(BIN)/python -m mypy.stubtest grainmill._native
+	$(BIN)/python -m mypy.stubtest --mypy-config-file .ci/stubtest.ini grainmill._native
 
 python-test: develop | $(VENV)/.test
 	$(MAKE) --no-print-directory --jobs=2 computing-tests waiting-tests
