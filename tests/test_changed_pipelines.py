@@ -198,12 +198,12 @@ def test_what_is_longer_continues_where_the_old_ended_or_is_refused(seed, tmp_pa
             assert found == numbers_in(total), names
 
 
-@pytest.mark.parametrize("seed", range(cases(40, 1_000)))
+@pytest.mark.parametrize("seed", range(cases(24, 1_000)))
 def test_a_state_within_a_window_or_bins_is_valid_wherever_the_data_ended(seed, tmp_path):
     rng = random.Random(seed)
-    length, size = rng.randint(1, 9), rng.randint(1, 6)
-    count, stage = rng.randint(1, 4), rng.choice(sorted({*GROUPING, "pieces"}))
-    drops = rng.random() < 0.4
+    length, size, count = rng.randint(1, 9), rng.randint(1, 6), rng.randint(1, 4)
+    stages = sorted({*GROUPING, "pieces"})
+    stage, drops = stages[seed % len(stages)], seed // len(stages) % 2
 
     def make(epochs):
         ds = grain.MapDataset.range(1, 1 + length).shuffle(seed=3).repeat(epochs)

@@ -1,5 +1,6 @@
 """What workers can run of the main script, and what is said of the rest."""
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -121,12 +122,20 @@ def run(tmp_path, body):
     )
 
 
-@pytest.mark.parametrize("name", SENT)
-def test_workers_have_functions_of_the_main_script(name, tmp_path):
-    checks = "print([[int(x) for x in in_worker(run, reads)] for reads in (2, 0)])"
-    done = run(tmp_path, textwrap.dedent(SENT[name]) + checks)
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory):
+    """What workers return for each of `SENT`, by name; one script, as pools take long to start."""
+    checks = "sent[{!r}] = [[int(x) for x in in_worker(run, reads)] for reads in (2, 0)]\n"
+    bodies = [textwrap.dedent(body) + checks.format(name) for name, body in SENT.items()]
+    body = "import json\nsent = {}\n" + "".join(bodies) + "print(json.dumps(sent))\n"
+    done = run(tmp_path_factory.mktemp("sent"), body)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[[11, 12, 13], [11, 12, 13]]"
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_workers_have_functions_of_the_main_script(name, sent):
+    assert sent[name] == [[11, 12, 13], [11, 12, 13]]
 
 
 # Definitions of `run`, and what the error must say.
