@@ -356,7 +356,7 @@ def test_nothing_is_lost_where_signals_come(name, kind):
     before = signal.signal(signal.SIGALRM, interrupt)
     gc.disable()  # Python ignores what is raised while it collects
     try:
-        for _ in range(effort.cases(12, 40)):
+        for _ in range(effort.cases(5, 40)):
             iterator, found = make(), []
             while len(found) < len(expected):
                 element = None
