@@ -27,8 +27,9 @@ SET_UP = $(or $(PYTHON),$(error no Python from 3.11 on found; name one with PYTH
 # it asks for are the dependencies those that `make develop` has compiled. The benches ask for others.
 CRATES := --workspace --exclude grainmill-benches --features pyo3/extension-module
 
-# One interpreter for every cargo command, so that the bindings are not configured twice.
-export PYO3_PYTHON := $(abspath $(BIN)/python)
+# One interface of Python for every cargo command, also those of maturin, which would name a file of its
+# own: so the bindings are configured and compiled once.
+export PYO3_CONFIG_FILE := $(abspath .ci/abi3.txt)
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_QUIET := 1
@@ -70,6 +71,8 @@ python-test-long: develop | $(VENV)/.test
 	GRAINMILL_LONG=1 $(PYTEST) --timeout 3600
 rust-test-long: | $(VENV)/.test
 	$(CARGO) test --locked $(CRATES) --test hand_over -- --ignored schedules
+	$(MAKE) --no-print-directory portable \
+		OTHER_SYSTEMS="$(foreach system,$(OTHER_SYSTEMS),$(firstword $(subst :, ,$(system))):$(ALL_FEATURES))"
 other-versions: | $(VENV)/.release ## each Python found, and the oldest NumPy and JAX that are allowed
 	$(BIN)/python .ci/other_versions.py
 
@@ -112,23 +115,25 @@ rust-test: | $(VENV)/.test
 # types are checked where their standard library is at hand, without a compiler of C or a Python for
 # them. So they are for free-threaded Python, which has another interface than the stable one.
 portable: | $(VENV)/.test
-	$(CARGO) test --locked --quiet -p grainmill-core -p grainmill-py --lib \
-		--features pyo3/extension-module,grainmill-core/portable -- platform:: batch:: pipeline::
-	@for target in $(OTHER_SYSTEMS); do \
+	$(CARGO) test --locked --quiet -p grainmill-core --lib --features portable \
+		--config profile.dev.package.grainmill-core.opt-level=0 -- platform:: batch:: pipeline::
+	@for system in $(OTHER_SYSTEMS); do \
+		target=$${system%:*}; \
 		if ! test -d "$$(rustc --print sysroot)/lib/rustlib/$$target" \
 			&& ! rustup target add "$$target" >/dev/null 2>&1; then \
 			echo "$$target: no standard library to be had, so not checked"; continue; \
 		fi; \
 		name=$$(echo "$$target" | tr - _); \
-		env -u PYO3_PYTHON PYO3_NO_PYTHON=1 "CC_$$name=$(NO_COMPILER)" "AR_$$name=$(NO_COMPILER)" \
-			$(TYPE_CHECK) $(CRATES) --target "$$target" || exit 1; \
+		env -u PYO3_CONFIG_FILE PYO3_NO_PYTHON=1 "CC_$$name=$(NO_COMPILER)" "AR_$$name=$(NO_COMPILER)" \
+			$(TYPE_CHECK) --features abi3,$${system#*:} --target "$$target" || exit 1; \
 	done
-	env -u PYO3_PYTHON PYO3_CONFIG_FILE=$(abspath .ci/free-threaded.txt) \
-		$(TYPE_CHECK) -p grainmill-py --no-default-features \
-		--features buckets,images,parquet,pyo3/extension-module
+	PYO3_CONFIG_FILE=$(abspath .ci/free-threaded.txt) $(TYPE_CHECK) --features $(ALL_FEATURES)
 
-TYPE_CHECK = $(CARGO) check --locked --quiet
-OTHER_SYSTEMS := aarch64-apple-darwin x86_64-pc-windows-gnu
+TYPE_CHECK = $(CARGO) check --locked --quiet -p grainmill-py --no-default-features \
+	--features pyo3/extension-module
+ALL_FEATURES := buckets,images,parquet
+# With what features: the sources of buckets and Parquet ask at most for Unix or Windows.
+OTHER_SYSTEMS := aarch64-apple-darwin:images x86_64-pc-windows-gnu:$(ALL_FEATURES)
 NO_COMPILER := $(abspath .ci/no-compiler)
 
 rust-doc: export RUSTDOCFLAGS := -D warnings
@@ -170,7 +175,7 @@ wheel: | $(VENV)/.python
 
 # Not a part of `test`: it compiles for each system, and takes some ten minutes.
 release-check: | $(VENV)/.release ## what is published: built, audited, installed, tried
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python .ci/release_check.py
+	env -u PYO3_CONFIG_FILE PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python .ci/release_check.py
 
 bench: release | $(VENV)/.test ## micro benches of each layer, then end to end beside Grain
 	$(CARGO) bench --locked -p grainmill-benches -- --quiet

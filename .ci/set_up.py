@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import tomllib
@@ -144,6 +145,8 @@ def built(build: str) -> Task:
     """Compiles the package and makes it importable."""
     command = [str(VENV / "bin/maturin"), "develop", "--locked", *BUILDS[build]]
     progress = {"CARGO_TERM_PROGRESS_WHEN": "always", "CARGO_TERM_PROGRESS_WIDTH": "100"}
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        os.environ.pop("PYO3_CONFIG_FILE", None)  # that of the stable interface, which it lacks
     return Task("compiling", command, {"VIRTUAL_ENV": str(VENV), **progress})
 
 
