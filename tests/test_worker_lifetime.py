@@ -316,8 +316,8 @@ def test_any_number_of_elements_is_kept():
     with open("/proc/self/maps") as maps:
         held = sum("grainmill-slot" in line for line in maps)
     assert held < 8_192 + 100, held
-    kept = list(ds.to_iter_dataset(read))
-    assert all((array == x).all() for x, array in enumerate(kept))
+    more = list(ds[:1_000].to_iter_dataset(read))
+    assert all((array == x).all() for x, array in enumerate(more))
     print("fine")
     """
     done = run_script(textwrap.dedent(text))
