@@ -375,6 +375,20 @@ def test_one_slow_worker():
     assert "worker 1 holds the pipeline back" in iterator.verdict()
 
 
+def test_workers_are_compared_by_what_elements_cost_not_by_what_was_prefetched():
+    """Where one waits for a core for long, the other one's thread computes its elements ahead."""
+    read = ReadOptions(num_threads=1)
+    ds = MapDataset.range(80).map(sleeping).to_iter_dataset(read)
+    iterator = drained(ds.mp_prefetch(MultiprocessingOptions(2)))
+    recorder, node = iterator._recorder, iterator._node
+    for worker, found in recorder.reports_of(node).items():
+        busy_s = (0.0005, 0.006)[worker] * found.elements
+        recorder.report(
+            node, worker, found._replace(busy_s=busy_s, alive_s=busy_s, ready_s=found.cpu_s)
+        )
+    assert kind_of(iterator) == "function", iterator.verdict()
+
+
 class SlowSource:
     def __len__(self):
         return 60

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from grainmill._plan import random_access
 from grainmill._plan.node import MapNode, transform_name
-from grainmill._stats.meters import NO_POOL
+from grainmill._stats.meters import NO_POOL, ReadMeter, StageMeter
 from grainmill._stats.report import LOCK_BOUND, runs_users_code
 
 if TYPE_CHECKING:
@@ -98,6 +98,25 @@ def _own_s(worker: WorkerReport) -> float:
     return worker.running_s * (1 - for_core_s / (max(worker.busy_s, worker.ready_s) or 1.0))
 
 
+def _least_s(worker: WorkerReport) -> float:
+    """The seconds that its functions need for its elements, if all calls are as the fastest ones.
+
+    0 where it has no other threads. With them, how long its main thread was busy says little: that
+    of a worker which is ahead of the others finds elements that were prefetched.
+    """
+    of_threads_s, taken_share, least_s = 0.0, 1.0, 0.0
+    for numbers in worker.blocks.values():
+        read = ReadMeter()
+        read.merge(numbers)
+        of_threads_s += read.work_s - read.caller_s
+        taken_share = min(taken_share, read.fill.taken_share)
+    for numbers in worker.stages.values():
+        meter = StageMeter()
+        meter.merge(numbers)
+        least_s += meter.cpu_s + meter.least_wait_s
+    return least_s * taken_share if of_threads_s > 0 else 0.0
+
+
 def _is_bound(worker: WorkerReport) -> bool:
     """Whether several tasks at a time need the lock of a worker nearly always."""
     is_busy = worker.ready_s >= LOCK_BOUND * worker.running_s
@@ -125,7 +144,13 @@ def _in_workers(report: Report, slow: StageReport, owner: StageReport) -> Verdic
     are_known = all(worker.elements >= _ENOUGH for worker in workers.values())
     if len(costs) > 1 and are_known:
         worst = max(costs, key=costs.__getitem__)
-        others = _median([cost for number, cost in costs.items() if number != worst])
+        others = _median(
+            [
+                cost if by_cpu else max(cost, _least_s(workers[number]) / workers[number].elements)
+                for number, cost in costs.items()
+                if number != worst
+            ]
+        )
         is_busy = workers[worst].busy_s > _BUSY_WORKER * workers[worst].alive_s
         if is_busy and costs[worst] > _SLOW_WORKER * others:
             return Verdict(
