@@ -92,7 +92,8 @@ class BucketServer:
         self._tasks = set()
         self._transports = weakref.WeakSet()
         self.keeps = 0
-        """None is answered while fewer are in flight, until none has come for `PATIENCE_S`."""
+        """None is answered while fewer are in flight, until none has come for `patience_s`."""
+        self.patience_s = PATIENCE_S
         self.port, self.latency_s, self.page_len = port, latency_s, page_len
         self.has_ranges, self.has_tags = has_ranges, has_tags
         self._clock = itertools.count(1_700_000_000)
@@ -200,7 +201,7 @@ class BucketServer:
     async def _hold(self):
         """Waits for requests that are to be in flight at the same time as this one."""
         while self.num_active < self.keeps:
-            if self._loop.time() > self._last_came + PATIENCE_S:
+            if self._loop.time() > self._last_came + self.patience_s:
                 break
             await asyncio.sleep(0.01)
 
@@ -382,8 +383,10 @@ def main():
     parser.add_argument("file")
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--latency-ms", type=float, default=0)
+    parser.add_argument("--keeps", type=int, default=0)
     options = parser.parse_args()
     server = BucketServer(latency_s=options.latency_ms / 1000)
+    server.keeps, server.patience_s = options.keeps, 1
     with open(options.file, "rb") as file:  # noqa: PTH123
         server.put("/bucket/0", file.read())
     for number in range(options.count):

@@ -483,10 +483,9 @@ def test_messages_do_not_show_signatures(server):
 
 
 def test_reads_are_in_flight_together_exact_and_merged(s3, server, records):
-    server.latency_s = 0.02
     source = ArrayRecordDataSource(s3)
     server.requests.clear()
-    server.max_active = 0
+    server.max_active, server.keeps = 0, 4
     indices = list(range(0, 200, 25))
     assert source.__getitems__(indices) == [records[index] for index in indices]
     assert server.max_active >= 4
@@ -505,10 +504,9 @@ def test_reads_are_in_flight_together_exact_and_merged(s3, server, records):
 def test_large_records_are_read_in_parts(server, tmp_path):
     large = np.random.default_rng(2).bytes(30 << 20)
     server.put("/bucket/large", file_of(tmp_path / "large", [b"x", large]))
-    server.latency_s = 0.05
     source = ArrayRecordDataSource("s3://bucket/large")
     source[0]
-    before, server.max_active = len(server.requests), 0
+    before, server.max_active, server.keeps = len(server.requests), 0, 3
     assert source[1] == large
     assert len(server.requests) - before >= 4
     assert server.max_active >= 3
@@ -519,11 +517,12 @@ def test_thousands_of_objects_are_opened_many_at_a_time(tmp_path, monkeypatch):
     path = tmp_path / "small"
     file_of(path, [b"a", b"b"])
     program = [sys.executable, str(HERE / "bucket_server.py"), str(path)]
-    program += ["--count", str(count), "--latency-ms", "20"]
+    program += ["--count", str(count), "--keeps", "64"]
     with subprocess.Popen(
         program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         use_s3(monkeypatch, int(process.stdout.readline()))
+        monkeypatch.setenv("GRAINMILL_BUCKET_STALL_S", "60")  # requests would be repeated
         urls = [url for url, _ in _native.list_objects("s3://bucket/data/")]
         assert len(urls) == count
         source = ArrayRecordDataSource(urls)

@@ -13,6 +13,7 @@ from under_test import INLINE
 import grainmill as grain
 from grainmill._evaluate.batches.batch_blocks import byte_len
 from grainmill._evaluate.prefetch import executor, thread_pool
+from grainmill._evaluate.prefetch.thread_policy import ThreadPolicy
 from grainmill._evaluate.program import Program
 
 NUM_THREADS = 4
@@ -143,19 +144,29 @@ def test_no_more_threads_than_allowed_run_functions_at_once():
     assert max(most) == NUM_THREADS
 
 
-def test_threads_share_the_elements_of_one_batch():
-    """No thread runs more than its share of 64 sleeps after the first few."""
-    by_thread = {}
+def test_threads_share_the_elements_of_one_batch(monkeypatch):
+    """All are given some of them at the same time, and none more than its share of 64."""
+    monkeypatch.setattr(ThreadPolicy, "decide", lambda *_: NUM_THREADS)
+    first = {}  # of each thread, after element 0
+
+    def is_shared(x):
+        if x == 0:
+            return thread_pool.current_thread_pool().active == NUM_THREADS
+        first.setdefault(threading.current_thread().name, x)
+        return len(first) == NUM_THREADS
 
     def function(x):
-        name = threading.current_thread().name
-        by_thread[name] = by_thread.get(name, 0) + 1
-        return sleeps(x)
+        until = time.monotonic() + 60
+        time.sleep(0.01)
+        while not is_shared(x):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return x
 
     with iter(threaded(grain.MapDataset.range(64).map(function).batch(64))) as iterator:
         np.testing.assert_array_equal(next(iterator), np.arange(64))
-    assert len(by_thread) == NUM_THREADS
-    assert max(by_thread.values()) < 40
+    assert len(first) == NUM_THREADS
+    assert max(first.values()) <= 1 + 3 * 64 / NUM_THREADS
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

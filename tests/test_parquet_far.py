@@ -56,10 +56,11 @@ def small_pages(server, table, tmp_path):
     return f"{server.url}/x.parquet"
 
 
-def started_anew(server):
+def started_anew(server, keeps=0):
     server.requests.clear()
     server.max_active = 0
     server.latency_s = LATENCY_S
+    server.keeps = keeps
 
 
 def ranges_of(server):
@@ -152,7 +153,7 @@ def test_rows_in_order_have_the_next_pages_in_flight(server, tmp_path, close, ha
 def test_reads_in_flight_are_limited_by_the_options(server, small_pages):
     source = ParquetDataSource(small_pages, columns=["tokens"])
     ds = grain.MapDataset.source(source).shuffle(seed=1)
-    started_anew(server)
+    started_anew(server, keeps=2)
     take(ds.to_iter_dataset(grain.ReadOptions(max_reads_in_flight=3)).batch(16), 4)
     assert 1 < server.max_active <= 3
 
@@ -292,7 +293,7 @@ def test_reads_of_threads_are_limited_together(server, blobs):
     server.put("/x.parquet", data)
     files = ParquetDataSource(f"{server.url}/x.parquet", cache_bytes=0)._files
     files.read_one(0)
-    started_anew(server)
+    started_anew(server, keeps=2)
     source = RowSource(files, ReadQueue(3))
     with ThreadPoolExecutor(8) as threads:
         parts = list(threads.map(source.read, np.arange(80).reshape(8, 10)))
@@ -305,7 +306,7 @@ def test_reads_are_limited_where_there_is_no_memory_to_read_ahead(server, blobs)
     server.put("/x.parquet", data)
     files = ParquetDataSource(f"{server.url}/x.parquet", cache_bytes=0)._files
     files.read_one(0)
-    started_anew(server)
+    started_anew(server, keeps=2)
     result = RowSource(files, ReadQueue(3)).read(np.arange(80))  # more than 64 MiB
     assert result.elements == [{"blob": row} for row in rows[:80]]
     assert 1 < server.max_active <= 3
@@ -348,7 +349,7 @@ def test_files_and_pages_are_found_together(server, table, tmp_path):
     paths = [f"{server.url}/{number:02}.parquet" for number in range(60)]
     # In another process, files whose number of rows is known are opened when they are read.
     source = pickle.loads(pickle.dumps(ParquetDataSource(paths)))
-    started_anew(server)
+    started_anew(server, keeps=20)
     rows = source.__getitems__(range(0, 60 * 64, 7))
     assert [int(row["id"]) for row in rows] == [k % 64 for k in range(0, 60 * 64, 7)]
     assert server.max_active >= 20

@@ -10,6 +10,7 @@ import pytest
 from worker_harness import SOON_S, all_of, gone, opened, workers
 
 import grainmill as grain
+from grainmill._evaluate.prefetch.thread_policy import ThreadPolicy
 
 pytestmark = pytest.mark.better_than_grain("Grain has no threads in reading workers")
 # By now a function that sleeps is known to wait.
@@ -25,9 +26,14 @@ def waiting(length=10_000, function=where, **options):
     return opened(grain.MapDataset.range(length).map(function), "read", 1, **options)
 
 
+def gets_all_threads(*_):
+    """Makes a worker use all of its threads soon, whatever a busy machine lets them measure."""
+    ThreadPolicy.decide = lambda policy, _: policy._allowed
+
+
 @pytest.mark.parametrize("batch_size", [0, 5])
 def test_elements_come_in_order_from_many_threads_of_a_worker(batch_size):
-    iterator = waiting(503, num_threads=8, batch_size=batch_size)
+    iterator = waiting(503, num_threads=8, batch_size=batch_size, worker_init_fn=gets_all_threads)
     found = np.concatenate([np.reshape(element, (-1, 3)) for element in iterator])
     assert found[:, 0].tolist() == list(range(503))
     assert len(set(found[:, 1])) == 1
@@ -67,7 +73,8 @@ def test_no_more_than_the_allowed_threads_run_functions(tmp_path):
         name.unlink()
         return at_once
 
-    found = all_of(waiting(function=counted, num_threads=4), 2 * SETTLED)
+    iterator = waiting(function=counted, num_threads=4, worker_init_fn=gets_all_threads)
+    found = all_of(iterator, 2 * SETTLED)
     assert max(found) == 4
 
 
