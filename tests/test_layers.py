@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from grainmill import experimental
 from grainmill._dataset.iterator import DatasetIterator
 
 ROOT = Path(__file__).parents[1]
@@ -545,6 +546,8 @@ def test_face_starts_threads_in_named_places_only():
 
 def test_iterators_have_the_names_that_their_modules_give_them():
     """Messages of Python show them."""
+    for name in experimental.__all__:  # their modules are imported when they are used
+        getattr(experimental, name)
     kinds = [DatasetIterator]
     for kind in kinds:
         kinds += kind.__subclasses__()
