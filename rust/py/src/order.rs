@@ -263,7 +263,6 @@ fn tree_from<'py>(
             let indices = indices.as_array().to_vec();
             Tree::Take { indices, parent_len: count(2)?, child: child()? }
         }
-        ("divide", 3) => Tree::Divide { by: count(1)?, child: child()? },
         ("shared", 2) => {
             let key = node.as_ptr();
             if let Some((_, tree)) = shared.get(&key) {

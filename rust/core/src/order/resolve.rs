@@ -230,12 +230,6 @@ impl<'a> Block<'a> {
                     stage::take(index, indices, *num_records, *parent_len)?;
                     child
                 }
-                Stage::Divide { by, child } => {
-                    for position in index {
-                        *position = by.div_mod(*position).0;
-                    }
-                    child
-                }
             };
         }
     }
@@ -417,12 +411,6 @@ impl Compiler {
                 parent_len: length("parent_len", parent_len)?,
                 child: self.compile_child(*child)?,
             },
-            Tree::Divide { by, child } => {
-                if length("by", by)? == 0 {
-                    return Err(Error::InvalidArgument("`by` must be at least 1, got 0".into()));
-                }
-                Stage::Divide { by: FloorDivisor::new(by), child: self.compile_child(*child)? }
-            }
             Tree::Shared(tree) => Stage::Shared(self.compile_shared(tree)?),
             Tree::Mix { proportions, children } => {
                 same_count("proportions", proportions.len(), children.len())?;
@@ -576,7 +564,6 @@ mod tests {
                 let index = indices[usize::try_from(offset).unwrap()];
                 (&**child, index + epoch * parent_len.cast_signed())
             }
-            Tree::Divide { by, child } => (&**child, split(*by).0),
             Tree::Shared(child) => (&**child, position),
             Tree::Mix { proportions, children } => {
                 let (part, key) = MixSchedule::new(proportions).unwrap().choose(position);
@@ -636,8 +623,7 @@ mod tests {
             | Tree::GroupShuffle { child, .. }
             | Tree::Slice { child, .. }
             | Tree::Wrap { child, .. }
-            | Tree::Take { child, .. }
-            | Tree::Divide { child, .. } => number(child, next),
+            | Tree::Take { child, .. } => number(child, next),
         }
     }
 
@@ -666,8 +652,7 @@ mod tests {
             | Tree::GroupShuffle { child, .. }
             | Tree::Slice { child, .. }
             | Tree::Wrap { child, .. }
-            | Tree::Take { child, .. }
-            | Tree::Divide { child, .. } => share(child, num_ancestors, next_part),
+            | Tree::Take { child, .. } => share(child, num_ancestors, next_part),
         }
     }
 
@@ -688,8 +673,7 @@ mod tests {
             | Tree::GroupShuffle { child, .. }
             | Tree::Slice { child, .. }
             | Tree::Wrap { child, .. }
-            | Tree::Take { child, .. }
-            | Tree::Divide { child, .. } => repeat_children(child),
+            | Tree::Take { child, .. } => repeat_children(child),
         }
     }
 
@@ -711,7 +695,6 @@ mod tests {
             let lengths = (child.clone(), len.clone(), len, -90..90_i64, any::<u32>());
             prop_oneof![
                 child.clone().prop_map(|child| Tree::Tap { id: 0, part: 0, child }),
-                (1..9_u64, child.clone()).prop_map(|(by, child)| Tree::Divide { by, child }),
                 lengths.prop_flat_map(|(child, n, m, step, seed)| {
                     let indices = vec![step, 3, -1];
                     prop::sample::select(vec![
@@ -895,7 +878,6 @@ mod tests {
     fn invalid_parameters_are_refused() {
         let invalid = [
             Tree::Tap { id: 1, part: 2, child: Box::new(leaf(1)) },
-            Tree::Divide { by: 0, child: Box::new(leaf(0)) },
             Tree::Shuffle { num_records: 1 << 63, seed: 0, child: Box::new(leaf(0)) },
             Tree::WindowShuffle {
                 num_records: 5,

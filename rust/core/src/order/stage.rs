@@ -21,7 +21,6 @@ pub(crate) enum Stage {
     Slice { start: i64, step: i64, num_records: FloorDivisor, parent_len: i64, child: Box<Stage> },
     Wrap { num_records: FloorDivisor, child: Box<Stage> },
     Take { indices: Arc<[i64]>, num_records: FloorDivisor, parent_len: i64, child: Box<Stage> },
-    Divide { by: FloorDivisor, child: Box<Stage> },
     Mix { number: usize, schedule: MixSchedule, children: Box<[Stage]> },
     Shared(Arc<Stage>),
     Concatenate { total: FloorDivisor, ends: Box<[i64]>, children: Box<[Stage]> },

@@ -95,13 +95,6 @@ pub enum Tree {
         /// The parent stage.
         child: Box<Tree>,
     },
-    /// Every index of the parent, `by` times each.
-    Divide {
-        /// How often each index is repeated.
-        by: u64,
-        /// The parent stage.
-        child: Box<Tree>,
-    },
     /// A weighted mixture of datasets; see [`MixSchedule`](super::MixSchedule).
     Mix {
         /// One per child.

@@ -121,7 +121,6 @@ fn resolve_one(
                 (&**child, first.checked_add(record).ok_or_else(overflow)?)
             }
             Stage::Shared(child) => (&**child, position),
-            Stage::Divide { by, child } => (&**child, split(by.divisor())?.0),
             Stage::Mix { schedule, children, .. } => {
                 let (part, key) = mixed(schedule, position);
                 (&children[part as usize], key)
