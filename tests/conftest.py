@@ -101,13 +101,13 @@ def _await(condition, limit_s):
     return found
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _no_workers_are_left():
-    """The test that leaves workers fails, not a later one that counts them."""
+    """The last test of a file that leaves workers fails, not one of a file that counts them."""
     yield
     if _are_left() and not _await(lambda: not _are_left(), 0.5):
         gc.collect()
-        assert _await(lambda: not _are_left(), 60), "workers of this test are left"
+        assert _await(lambda: not _are_left(), 60), "tests of this file have left workers"
 
 
 @pytest.hookimpl(tryfirst=True)
