@@ -80,7 +80,6 @@ fn resolved(criterion: &mut Criterion) {
         ("leaf/n_1e7", Tree::Leaf { id: 0, part: 0 }),
         ("slice/n_1e7", slice(leaf(0))),
         ("wrap/n_1e7", Tree::Wrap { num_records: n, child: leaf(0) }),
-        ("divide/by_3", Tree::Divide { by: 3, child: leaf(0) }),
         (
             "concatenate/n_2",
             Tree::Concatenate {
