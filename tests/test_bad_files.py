@@ -424,12 +424,14 @@ def test_flipped_bits_of_a_cache_are_never_other_elements(tmp_path, kind):
         num_noticed = 0
         # Most of a part is padding between blocks.
         for bad in flips(good[:4000], 250):
+            file.unlink()  # threads of the iterator before may still read it where it is mapped
             file.write_bytes(bad + good[4000:])
             try:
                 assert read() == expected, file.name
             except (ValueError, RuntimeError, OSError) as error:
                 assert str(directory) in str(error)  # noqa: PT017
                 num_noticed += 1
+        file.unlink()
         file.write_bytes(good)
         # What a pipeline is called in messages is not needed to read its elements.
         assert num_noticed > 50 or file.name == "pipeline.json", file.name
