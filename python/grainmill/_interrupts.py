@@ -37,8 +37,10 @@ def is_interrupt(failure: BaseException) -> bool:
         return True
     if isinstance(failure, RuntimeError) and isinstance(failure.__cause__, _STOPS):
         return is_interrupt(failure.__cause__)
-    handlers = _handlers()
     traceback = failure.__traceback__
+    if traceback is None or traceback.tb_next is None:
+        return False  # the frame that caught it called no other; looking for handlers takes 20 us
+    handlers = _handlers()
     while traceback is not None:
         frame = traceback.tb_frame
         if frame.f_code in handlers or _takes_interrupted_frame(frame):
