@@ -5,12 +5,12 @@ import gc
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import effort
 import pytest
 from under_test import IS_GRAIN
+from waits import becomes
 
 SYSTEM = os.environ.get("GRAINMILL_IMITATE", sys.platform)  # see `other_system`
 # These run on every system. The others start processes, or read what only Linux tells of them.
@@ -88,26 +88,19 @@ def pytest_collection_finish():
     sys.path.insert(0, IN_WORKERS)
 
 
-def _are_left():
+def _are_gone():
     starter = sys.modules.get("grainmill._workers.starter")
     current = starter and starter._starters._current
-    return current is not None and bool(current._zygotes)
-
-
-def _await(condition, limit_s):
-    until = time.monotonic() + limit_s
-    while not (found := condition()) and time.monotonic() < until:
-        time.sleep(0.01)
-    return found
+    return current is None or not current._zygotes
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_workers_are_left():
     """The last test of a file that leaves workers fails, not one of a file that counts them."""
     yield
-    if _are_left() and not _await(lambda: not _are_left(), 0.5):
+    if not becomes(_are_gone, 0.5):
         gc.collect()
-        assert _await(lambda: not _are_left(), 60), "tests of this file have left workers"
+        assert becomes(_are_gone), "tests of this file have left workers"
 
 
 @pytest.hookimpl(tryfirst=True)

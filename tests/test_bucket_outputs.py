@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from bucket_server import BucketServer, Fault
+from waits import becomes
 
 from grainmill import _native
 from grainmill._files import bucket_outputs, outputs
@@ -474,13 +475,6 @@ def start(arguments, **variables):
         signal.signal(signal.SIGINT, before)
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert condition()
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_interrupted_conversions_continue(tmp_path, server, how):
     inputs = [tmp_path / f"{number}.jsonl" for number in range(4)]
@@ -496,7 +490,7 @@ def test_interrupted_conversions_continue(tmp_path, server, how):
     process = start(arguments, GRAINMILL_BUCKET_STALL_S="60")
     try:
         # The journal is written once a second.
-        wait_until(lambda: has_told(server, "out/.out", begun=1, done=1))
+        assert becomes(lambda: has_told(server, "out/.out", begun=1, done=1))
         process.send_signal(how)
         _, error = process.communicate(timeout=60)
     finally:
@@ -557,7 +551,7 @@ def test_two_conversions_do_not_write_the_same_objects(tmp_path, server, capsys)
     server.faults += [Fault(is_silent=True, only="partNumber")] * 50
     process = start(arguments, GRAINMILL_BUCKET_STALL_S="60")
     try:
-        wait_until(lambda: server.uploads)
+        assert becomes(lambda: server.uploads)
         assert main(["convert", *map(str, arguments)]) == ExitCode.EXISTS
         assert f"another conversion is writing these files (process {process.pid}" in (
             capsys.readouterr().err
@@ -625,7 +619,7 @@ def test_threads_end_when_uploads_are_cancelled(server):
 
     thread = threading.Thread(target=write)
     thread.start()
-    wait_until(lambda: server.requests)
+    assert becomes(lambda: server.requests)
     writer.abort()
     thread.join(20)
     assert not thread.is_alive()
@@ -733,7 +727,7 @@ def test_an_interruption_during_the_last_request(tmp_path, server):
     arguments = [*inputs, "s3://bucket/out/", "--to", "tfrecord", "--threads", "1"]
     process = start(arguments, GRAINMILL_BUCKET_STALL_S="20")
     try:
-        wait_until(lambda: slow)
+        assert becomes(lambda: slow)
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
@@ -766,7 +760,7 @@ def test_an_interruption_does_not_wait_for_the_journal(tmp_path, server):
     arguments = [tmp_path / "in.jsonl", "s3://bucket/out.tfrecord"]
     process = start(arguments, GRAINMILL_BUCKET_STALL_S="30", GRAINMILL_BUCKET_DEADLINE_S="90")
     try:
-        wait_until(lambda: sum(one.method == "PUT" for one in told) >= 2)
+        assert becomes(lambda: sum(one.method == "PUT" for one in told) >= 2)
         time.sleep(0.2)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
@@ -785,9 +779,9 @@ def test_an_upload_that_begins_at_the_end_is_in_the_journal(tmp_path, server):
     arguments = [tmp_path / "in.jsonl", "s3://bucket/out.parquet", "--options", "uncompressed"]
     process = start(arguments, GRAINMILL_BUCKET_STALL_S="60")
     try:
-        wait_until(lambda: server.uploads)
+        assert becomes(lambda: server.uploads)
         (upload,) = server.uploads
-        wait_until(lambda: upload[1] in journal_of(server, ".out.parquet")["begun"].values())
+        assert becomes(lambda: upload[1] in journal_of(server, ".out.parquet")["begun"].values())
     finally:
         process.kill()
         process.communicate()
@@ -805,7 +799,7 @@ def test_a_conversion_that_waits_says_that_it_lives(tmp_path, server, monkeypatc
 
     def finish(self, *arguments):
         times.append(journal_of(server)["time"])
-        wait_until(lambda: journal_of(server)["time"] > times[0] + 0.3)
+        assert becomes(lambda: journal_of(server)["time"] > times[0] + 0.3)
         check(self, *arguments)
 
     monkeypatch.setattr(bucket_outputs.BucketWriting, "finish", finish)

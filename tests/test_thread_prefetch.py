@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from driven import Driven, bare
 from stage_harness import Boom, ListStage, count_at_rest, drain
+from waits import becomes
 
 import grainmill as grain
 from grainmill._iterators import thread_prefetch
@@ -38,13 +39,6 @@ def threads():
     # A thread whose start was interrupted is listed forever, though it never runs.
     ours = [t for t in threading.enumerate() if t.name.startswith("grain-thread-prefetch")]
     return [t for t in ours if t.is_alive() and t not in _others]
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class MeetingStage(ListStage):
@@ -81,7 +75,7 @@ def test_thread_keeps_to_its_buffer():
     parent = ListStage(list(range(100)))
     stage = prefetched(parent, 3)
     assert stage.pull(1).elements == [0]
-    wait_until(lambda: parent.pulled == 4)
+    assert becomes(lambda: parent.pulled == 4)
     time.sleep(0.02)
     assert parent.pulled == 4
     stage.close()
@@ -91,7 +85,7 @@ def test_ready_elements_come_together():
     parent = ListStage(list(range(10)), pull_size=4)
     stage = prefetched(parent, 4)
     stage.start_prefetch()
-    wait_until(lambda: parent.pulled == 4)
+    assert becomes(lambda: parent.pulled == 4)
     assert stage.pull(3).elements == [0]  # at once
     block = stage.pull(3)
     assert block.elements == [1, 2]
@@ -111,7 +105,7 @@ def test_started_stage_still_has_its_first_state():
     parent = ListStage(list(range(9)))
     stage = prefetched(parent)
     stage.start_prefetch()
-    wait_until(lambda: parent.pulled == 2)
+    assert becomes(lambda: parent.pulled == 2)
     assert stage.state() == {"next_index": 0}
     assert drain(stage)[0] == list(range(9))
 
@@ -129,7 +123,7 @@ def test_index_is_of_the_next_element_handed_out():
     parent = ListStage(list(range(9)))
     stage = prefetched(parent, 3)
     stage.pull(1)
-    wait_until(lambda: parent.pulled == 4)
+    assert becomes(lambda: parent.pulled == 4)
     assert stage.next_index() == 1
     assert stage.pull(1).elements == [1]
     stage.seek(7)
@@ -159,7 +153,7 @@ def test_closed_stage_refuses_to_be_used():
         for use in (lambda stage=stage: stage.pull(1), stage.start_prefetch):
             with pytest.raises(ValueError, match=r"^Attempting to use a closed iterator\.$"):
                 use()
-    wait_until(lambda: not threads())
+    assert becomes(lambda: not threads())
 
 
 def test_close_does_not_wait_for_a_stuck_parent():
@@ -172,7 +166,7 @@ def test_close_does_not_wait_for_a_stuck_parent():
     assert time.monotonic() - begin < 10
     assert (parent.cancelled, parent.closed) == (1, 0)
     parent.gate.set()
-    wait_until(lambda: not threads())
+    assert becomes(lambda: not threads())
     assert parent.closed == 1
 
 
@@ -183,7 +177,7 @@ def test_close_wakes_a_waiting_consumer():
     with pytest.raises(ValueError, match="closed iterator"):
         stage.pull(1)
     parent.gate.set()
-    wait_until(lambda: not threads())
+    assert becomes(lambda: not threads())
 
 
 def test_abandoned_stages_end_their_threads():
@@ -191,7 +185,7 @@ def test_abandoned_stages_end_their_threads():
     try:
         for _ in range(20):
             prefetched(ListStage(list(range(100)))).pull(1)
-        wait_until(lambda: not threads())
+        assert becomes(lambda: not threads())
     finally:
         gc.enable()
 
@@ -215,7 +209,7 @@ def test_interleave_makes_as_many_elements_ahead_as_it_is_told():
     together = grain.experimental.InterleaveIterDataset
     with iter(together(datasets(), cycle_length=2, iter_buffer_size=5)) as iterator:
         assert next(iterator) == 0
-        wait_until(lambda: calls.count(0) >= 5 and calls.count(1) >= 5)
+        assert becomes(lambda: calls.count(0) >= 5 and calls.count(1) >= 5)
     calls.clear()
     with iter(together(datasets(), cycle_length=2)) as iterator:
         assert next(iterator) == 0
@@ -314,5 +308,5 @@ def test_what_is_ahead_is_bounded_by_bytes(monkeypatch):
     with iter(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=10**9)) as iterator:
         for _ in range(40):
             next(iterator)
-        wait_until(lambda: len(calls) >= 48)
+        assert becomes(lambda: len(calls) >= 48)
         assert count_at_rest(calls) - 40 <= 18

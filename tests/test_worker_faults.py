@@ -17,6 +17,7 @@ import psutil
 import pytest
 from effort import cases
 from under_test import IS_GRAIN, grain
+from waits import becomes
 from worker_harness import (
     ENTRANCES,
     SOON_S,
@@ -277,20 +278,13 @@ def _hangs(how, begun=None):
     return hangs
 
 
-def _await(path):
-    until = time.monotonic() + SOON_S
-    while not path.exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 @both
 @pytest.mark.parametrize("how", HANGS)
 def test_close_and_collection_do_not_wait_for_what_hangs(entrance, how, tmp_path):
     for end in ("close", "collect", "with"):
         iterator = opened(grain.MapDataset.range(9).map(_hangs(how, tmp_path / end)), entrance)
         assert all_of(iterator, 3) == [0, 1, 2]
-        _await(tmp_path / end)
+        assert becomes((tmp_path / end).exists, SOON_S)
         processes = [*workers(), *zygotes()]
         assert len(processes) == 3
         began = time.monotonic()

@@ -5,11 +5,11 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 from under_test import grain
+from waits import becomes
 
 HERE = Path(__file__).parent
 # Two seconds are the aim; a busy machine may need more. What hangs in tests does so for longer.
@@ -61,12 +61,9 @@ def workers(parent=None):
 
 def gone(processes, timeout_s=SOON_S):
     """Whether all of `processes` exit and are reaped within the time; orphans may be unreaped."""
-    until = time.monotonic() + timeout_s
-    while any(process.is_running() and not _is_dead_orphan(process) for process in processes):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
+    return becomes(
+        lambda: all(not each.is_running() or _is_dead_orphan(each) for each in processes), timeout_s
+    )
 
 
 def _is_dead_orphan(process):
