@@ -1,6 +1,7 @@
 """Prefetching: how much, by how many threads, and in which order elements are delivered."""
 
 import random
+import sys
 import threading
 import time
 
@@ -101,6 +102,7 @@ def shut_down_at(place):
                 pool.shutdown()  # as a garbage collection may, there
         return trace
 
+    sys._getframe().f_trace_opcodes = True  # CPython 3.12 asks for it before the first trace
     threading.settrace(trace)
     try:
         for task in tasks:

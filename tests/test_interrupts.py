@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import inspect
 import io
 import linecache
 import os
@@ -238,12 +239,16 @@ class Interrupt:
             return None
         if event == self._event and not self._leaves_with(frame):
             self.left -= 1
-            if not self.left and is_in_finalizer(frame):
+            if not self.left and (is_in_finalizer(frame) or self._ends_generator(frame)):
                 self.left = 1  # the next place
             elif not self.left:
                 self._set(None)
                 raise self.kind
         return self._trace
+
+    def _ends_generator(self, frame):
+        """Whether CPython, from 3.12 on, may take the exception for the end of a generator."""
+        return self.kind is StopIteration and frame.f_code.co_flags & inspect.CO_GENERATOR
 
     def _leaves_with(self, frame):
         """Whether it is at the end of a `with`, where no handler runs before a lock is free."""
@@ -407,6 +412,7 @@ def interrupted_at(call, place):
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # CPython 3.12 asks for it before the first trace
     sys.settrace(trace)
     try:
         call()

@@ -62,6 +62,8 @@ def holds(value, claim):
     if claim is None:
         return value is None
     kind, of = typing.get_origin(claim) or claim, typing.get_args(claim)
+    if hasattr(kind, "__value__"):  # an alias, such as NumPy's of arrays from Python 3.12 on
+        return holds(value, kind.__value__[of])
     if not isinstance(value, kind):
         return False
     return not of or all(holds(part, one) for part, one in parts(value, of))
