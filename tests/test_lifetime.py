@@ -546,6 +546,25 @@ def test_forked_child_waits_for_no_thread_of_its_parent():
     assert process.returncode == 0, process.stderr
 
 
+FIRST_USE = """
+import builtins
+import numpy as np
+from grainmill import _native
+imported, real = [], builtins.__import__
+builtins.__import__ = lambda name, *rest, **more: imported.append(name) or real(name, *rest, **more)
+rows = np.zeros((2, 3), np.uint8)
+assert _native.copy_rows(rows, [np.ones(3, np.uint8)] * 2, 0, hot=False) == 2
+assert sorted(_native.Permutation(10, 1).apply(np.arange(10)).tolist()) == list(range(10))
+assert not imported, imported
+"""
+
+
+def test_nothing_of_numpy_is_looked_up_on_first_use():
+    """A child that is forked meanwhile would wait for the lock of the thread that looks it up."""
+    process = _run(FIRST_USE)
+    assert process.returncode == 0, process.stderr
+
+
 def test_new_iterators_work_in_a_forked_child():
     process = _run("import warnings\nwarnings.simplefilter('ignore')\n" + FORK)
     assert process.returncode == 0, process.stderr

@@ -13,7 +13,6 @@ use grainmill_parquet::dense::{Dense, list_row, list_values, value_bytes};
 use numpy::{PyArray1, PyUntypedArray};
 use pyo3::exceptions::{PyNotImplementedError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::array::RowBytes;
@@ -379,7 +378,7 @@ fn lists<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult<C
         Nulls::None => None,
     };
     if let Some(numbers) = as_numbers {
-        let copy = pyo3::intern!(py, "copy");
+        let copy = PyString::intern(py, "copy");
         let cell = |row: &Option<(usize, usize)>| match *row {
             Some((start, len)) => {
                 let slice = pyo3::types::PySlice::new(
@@ -389,7 +388,7 @@ fn lists<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult<C
                     1,
                 );
                 // A view would keep the memory of all rows.
-                numbers.get_item(slice)?.call_method0(copy)
+                numbers.get_item(slice)?.call_method0(&copy)
             }
             None => Ok(none(py)),
         };
@@ -470,9 +469,8 @@ fn nested_cells<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyR
 
 /// Each `datetime.datetime`, in UTC, as that of a time zone: one with a name, or `+01:30`.
 fn in_zone<'py>(py: Python<'py>, zone: &str, cells: Cells<'py>) -> PyResult<Cells<'py>> {
-    static DATETIME: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let class = class(py, &DATETIME, "datetime", "datetime")?;
     let module = py.import("datetime")?;
+    let class = module.getattr("datetime")?;
     let offset = zone.strip_prefix(['+', '-']).and_then(|offset| offset.split_once(':'));
     let offset = offset.and_then(|(hours, minutes)| {
         Some(60 * hours.parse::<i32>().ok()? + minutes.parse::<i32>().ok()?)
@@ -489,7 +487,7 @@ fn in_zone<'py>(py: Python<'py>, zone: &str, cells: Cells<'py>) -> PyResult<Cell
     let kwargs = PyDict::new(py);
     kwargs.set_item("tzinfo", module.getattr("timezone")?.getattr("utc")?)?;
     let cell = |cell: Bound<'py, PyAny>| {
-        if !cell.is_instance(class)? {
+        if !cell.is_instance(&class)? {
             return Ok(cell); // none, or beyond what the class holds
         }
         cell.call_method("replace", (), Some(&kwargs))?.call_method1("astimezone", (&zone,))
@@ -524,8 +522,7 @@ fn to_usize(offset: i32) -> usize {
 
 /// Times of day as `datetime.time`.
 fn times<'py>(py: Python<'py>, array: &ArrayRef) -> PyResult<Cells<'py>> {
-    static TIME: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let class = class(py, &TIME, "datetime", "time")?;
+    let class = py.import("datetime")?.getattr("time")?;
     let cell = |row: usize| match time_of_day(array, row) {
         None => Ok(none(py)),
         Some(Ok((seconds, micros))) => {
@@ -603,8 +600,7 @@ pub(crate) fn misfit(array: &ArrayRef, row: usize) -> Option<String> {
 }
 
 fn decimals<'py, T: DecimalType>(py: Python<'py>, array: &ArrayRef) -> PyResult<Cells<'py>> {
-    static DECIMAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let class = class(py, &DECIMAL, "decimal", "Decimal")?;
+    let class = py.import("decimal")?.getattr("Decimal")?;
     let array = array.as_primitive::<T>();
     let cell = |row: usize| {
         if array.is_null(row) {
@@ -613,15 +609,4 @@ fn decimals<'py, T: DecimalType>(py: Python<'py>, array: &ArrayRef) -> PyResult<
         class.call1((array.value_as_string(row),))
     };
     (0..array.len()).map(cell).collect()
-}
-
-fn class<'py>(
-    py: Python<'py>,
-    cache: &'static PyOnceLock<Py<PyAny>>,
-    module: &str,
-    name: &str,
-) -> PyResult<&'py Bound<'py, PyAny>> {
-    let class =
-        cache.get_or_try_init(py, || py.import(module)?.getattr(name).map(Bound::unbind))?;
-    Ok(class.bind(py))
 }

@@ -1,6 +1,7 @@
 //! The Python bindings of the engine: one file per layer, with no algorithm and no policy.
 #![expect(clippy::needless_pass_by_value, reason = "PyO3 passes arguments by value")]
 
+use numpy::{PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 
 mod array;
@@ -35,8 +36,16 @@ mod storage;
 mod tfrecord;
 mod waiting;
 
+/// Looks up now what is needed of NumPy. On first use a lock would be taken for it, and a child that is
+/// forked meanwhile would wait for that lock for ever.
+fn look_up_numpy(py: Python<'_>) -> PyResult<()> {
+    PyArray1::<i64>::zeros(py, 0, false).try_readonly()?;
+    Ok(())
+}
+
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    look_up_numpy(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(module)?;
     optional::register(module)?;
