@@ -154,6 +154,18 @@ def upward(user: str, used: str, layers: list[set[str]]) -> bool:
     )
 
 
+def layers_in_the_map() -> list[list[set[str]]]:
+    """The layers of the core and of the package that ARCHITECTURE.md shows."""
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    (block,) = re.findall(r"^```text\na <- b: .*?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    core, face = re.split(r"^(?:rust/core|python/grainmill) ", block, flags=re.MULTILINE)[1:]
+    return [[set(re.findall(r"\w+", layer)) for layer in part.split("<-")] for part in (core, face)]
+
+
+def test_the_map_shows_the_layers():
+    assert layers_in_the_map() == [CORE_LAYERS, FACE_LAYERS]
+
+
 # --- the core ---------------------------------------------------------------------------------
 
 

@@ -231,7 +231,10 @@ def _value(value: Any) -> Any:
 
 
 def function_name(function: Any) -> str:
-    """The name of a function as written, or of the class of another callable object."""
+    """The name of a function as written, or of the class of another callable object.
+
+    Without the module: programs move functions.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     with contextlib.suppress(ValueError):

@@ -37,7 +37,9 @@ def open_node(node: Node, context: Context) -> Stage:
     """Opens a step of a plan with all those upstream of it."""
     while node.is_setting:
         node = node.parent
-    if isinstance(node, MapNode):  # a `MapDataset` where an `IterDataset` is expected
+    # A `MapDataset` where an `IterDataset` is expected; the plan has no node of `to_iter_dataset`
+    # for it, since derived seeds depend on the number of nodes.
+    if isinstance(node, MapNode):
         node = read(node)
     if not isinstance(node, SequentialNode):
         raise TypeError(f"nothing runs {node}")

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 EXHAUSTED, STATE = "exhausted", "state"
 ENDED = None
-"""The entry in `future_states` of a dataset that ended before its turn to be opened came."""
+"""The entry in `future_states` of a dataset that ended before its turn to be opened came.
+
+Grain's states cannot say that.
+"""
 
 
 def by_dataset(

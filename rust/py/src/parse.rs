@@ -334,7 +334,8 @@ impl PyExampleParser {
         Ok(Self { features, names, steps, step_names })
     }
 
-    /// A dict for each record, with a value for each feature.
+    /// A dict for each record, with a value for each feature. Each owns its arrays: a view of one for all
+    /// records would keep these alive as long as an element is in a shuffle window.
     fn parse<'py>(
         &self,
         py: Python<'py>,

@@ -1,5 +1,6 @@
 //! Linux: anonymous files whose length is sealed, a signal when the parent ends, and the times of
-//! single threads.
+//! single threads. Workers use them from here: a Python that was built for an old Linux lacks some of
+//! these calls on every Linux.
 #![expect(unsafe_code, reason = "pages of a mapping are discarded by address")]
 
 use std::io;
