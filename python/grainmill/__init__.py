@@ -45,15 +45,12 @@ if TYPE_CHECKING:
 else:
     # The modules that these names come from are imported when the names are used: together, they
     # would take as long as the rest.
-    __getattr__ = lazy_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "DataLoader": "grainmill._loader.data_loader",
-            "DataLoaderIterator": "grainmill._loader.data_loader",
-            "Record": "grainmill._loader.record",
-            "RecordMetadata": "grainmill._loader.record",
-            "WorkerError": "grainmill._workers.failures",
-            "load": "grainmill._loader.data_loader",
+            "grainmill._loader.data_loader": ["DataLoader", "DataLoaderIterator", "load"],
+            "grainmill._loader.record": ["Record", "RecordMetadata"],
+            "grainmill._workers.failures": ["WorkerError"],
         },
     )
 
@@ -89,7 +86,3 @@ __all__ = [
     "sources",
     "transforms",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

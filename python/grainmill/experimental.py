@@ -33,25 +33,26 @@ if TYPE_CHECKING:
     from grainmill.jax import device_put
 else:
     # Imported when they are used: JAX is optional, and a program needs few of the others.
-    __getattr__ = lazy_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            **dict.fromkeys(stages.__all__, "grainmill._stages"),
-            "BOSHandling": "grainmill._stages.concat_split",
-            "PackAndBatchOperation": "grainmill._loader.operations",
-            "RngPool": "grainmill._dataset.rng_pool",
-            "apply_transformations": "grainmill._stages.apply_transformations",
-            "assert_equal_output_after_checkpoint": "grainmill._dataset.resume_check",
-            "get_element_spec": "grainmill._dataset.spec",
-            "ElasticIterator": "grainmill._dataset.elastic.iterator",
-            "HuggingFaceIterDataset": "grainmill._sources.hugging_face",
-            "TFRecordIterDataset": "grainmill._sources.tfrecord_dataset",
-            "ParquetIterDataset": "grainmill._sources.parquet_dataset",
-            "PerformanceConfig": "grainmill._dataset.performance_config",
-            "device_put": "grainmill.jax",
-            "mix_from_text": "grainmill._sources.mixture",
-            "parse_mixture": "grainmill._sources.mixture",
-            "pick_performance_config": "grainmill._dataset.performance_config",
+            "grainmill._stages": stages.__all__,
+            "grainmill._dataset.elastic.iterator": ["ElasticIterator"],
+            "grainmill._dataset.performance_config": [
+                "PerformanceConfig",
+                "pick_performance_config",
+            ],
+            "grainmill._dataset.resume_check": ["assert_equal_output_after_checkpoint"],
+            "grainmill._dataset.rng_pool": ["RngPool"],
+            "grainmill._dataset.spec": ["get_element_spec"],
+            "grainmill._loader.operations": ["PackAndBatchOperation"],
+            "grainmill._sources.hugging_face": ["HuggingFaceIterDataset"],
+            "grainmill._sources.mixture": ["mix_from_text", "parse_mixture"],
+            "grainmill._sources.parquet_dataset": ["ParquetIterDataset"],
+            "grainmill._sources.tfrecord_dataset": ["TFRecordIterDataset"],
+            "grainmill._stages.apply_transformations": ["apply_transformations"],
+            "grainmill._stages.concat_split": ["BOSHandling"],
+            "grainmill.jax": ["device_put"],
         },
     )
 
@@ -85,7 +86,3 @@ __all__ = [
     "set_next_index",
 ]
 __all__ += stages.__all__
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -37,24 +37,19 @@ if TYPE_CHECKING:
     from grainmill._files.verify import verify
 else:
     # Imported when they are used: together they take as long as the package.
-    __getattr__ = lazy_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "ConversionProgress": "grainmill._files.conversion",
-            "FORMATS": "grainmill._files.formats",
-            "Format": "grainmill._files.formats",
-            "Manifest": "grainmill._files.manifest",
-            "as_json": "grainmill._files.reading",
-            "convert": "grainmill._files.convert",
-            "describe": "grainmill._files.describe",
-            "detect_format": "grainmill._files.formats",
-            "example_as_json": "grainmill._files.tf_example",
-            "find_files": "grainmill._files.formats",
-            "message_of": "grainmill._files.messages",
-            "read_at": "grainmill._files.reading",
-            "read_records": "grainmill._files.reading",
-            "verify": "grainmill._files.verify",
-            "write_index": "grainmill._files.index",
+            "grainmill._files.conversion": ["ConversionProgress"],
+            "grainmill._files.convert": ["convert"],
+            "grainmill._files.describe": ["describe"],
+            "grainmill._files.formats": ["FORMATS", "Format", "detect_format", "find_files"],
+            "grainmill._files.index": ["write_index"],
+            "grainmill._files.manifest": ["Manifest"],
+            "grainmill._files.messages": ["message_of"],
+            "grainmill._files.reading": ["as_json", "read_at", "read_records"],
+            "grainmill._files.tf_example": ["example_as_json"],
+            "grainmill._files.verify": ["verify"],
         },
     )
 
@@ -78,10 +73,6 @@ __all__ = [
     "verify",
     "write_index",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
 
 
 def is_url(path: str) -> bool:

@@ -9,17 +9,12 @@ if TYPE_CHECKING:
     from grainmill.shared_memory_array import SharedMemoryArray, SharedMemoryArrayMetadata
 else:
     # What they need takes long to import.
-    __getattr__ = lazy_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "SharedMemoryArray": "grainmill.shared_memory_array",
-            "SharedMemoryArrayMetadata": "grainmill.shared_memory_array",
+            "grainmill.shared_memory_array": ["SharedMemoryArray", "SharedMemoryArrayMetadata"],
         },
     )
 
 
 __all__ = ["MultiprocessingOptions", "SharedMemoryArray", "SharedMemoryArrayMetadata"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

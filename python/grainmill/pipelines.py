@@ -20,18 +20,13 @@ if TYPE_CHECKING:
     from grainmill._workers.by_value import dumps
 else:
     # What they need takes long to import.
-    __getattr__ = lazy_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "describe": "grainmill._checkpoint.pipeline",
-            "differences": "grainmill._checkpoint.pipeline",
-            "dumps": "grainmill._workers.by_value",
+            "grainmill._checkpoint.pipeline": ["describe", "differences"],
+            "grainmill._workers.by_value": ["dumps"],
         },
     )
 
 
 __all__ = ["describe", "differences", "dumps"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

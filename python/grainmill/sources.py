@@ -4,16 +4,7 @@ import hashlib
 import operator
 import os
 from collections.abc import Sequence
-from types import TracebackType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Protocol,
-    Self,
-    SupportsIndex,
-    TypeVar,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 from grainmill._lazy_names import lazy_names
 from grainmill._sources.paths import expand, expand_ranges, file_range
@@ -33,19 +24,17 @@ if TYPE_CHECKING:
     from grainmill._sources.web_dataset import WebDatasetDataSource
 else:
     # Imported when they are used: what they need takes long to import.
-    __getattr__ = lazy_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "BagzDataSource": "grainmill._sources.bagz",
-            "HuggingFaceDataSource": "grainmill._sources.hugging_face",
-            "HuggingFaceIterDataset": "grainmill._sources.hugging_face",
-            "JsonLinesDataSource": "grainmill._sources.json_lines",
-            "ParquetDataSource": "grainmill._sources.parquet",
-            "SharedMemoryDataSource": "grainmill._shared_memory_source",
-            "TFRecordDataSource": "grainmill._sources.tfrecord",
-            "WebDatasetDataSource": "grainmill._sources.web_dataset",
-            "mix_from_text": "grainmill._sources.mixture",
-            "parse_mixture": "grainmill._sources.mixture",
+            "grainmill._shared_memory_source": ["SharedMemoryDataSource"],
+            "grainmill._sources.bagz": ["BagzDataSource"],
+            "grainmill._sources.hugging_face": ["HuggingFaceDataSource", "HuggingFaceIterDataset"],
+            "grainmill._sources.json_lines": ["JsonLinesDataSource"],
+            "grainmill._sources.mixture": ["mix_from_text", "parse_mixture"],
+            "grainmill._sources.parquet": ["ParquetDataSource"],
+            "grainmill._sources.tfrecord": ["TFRecordDataSource"],
+            "grainmill._sources.web_dataset": ["WebDatasetDataSource"],
         },
     )
 
@@ -66,10 +55,6 @@ __all__ = [
     "mix_from_text",
     "parse_mixture",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -244,12 +229,7 @@ class ArrayRecordDataSource(RecordFilesSource[bytes]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._opened = None
 
     def __repr__(self) -> str:

@@ -28,17 +28,14 @@ if TYPE_CHECKING:
     from grainmill._parsing.tokenize import Tokenize
 else:
     # Imported when they are used, as few programs need them.
-    __getattr__ = lazy_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "DecodeImage": "grainmill._images",
-            "DecodeRandomCrop": "grainmill._images",
-            "Feature": "grainmill._parsing.example",
-            "JsonField": "grainmill._parsing.json",
-            "ParseExample": "grainmill._parsing.example",
-            "ParseJson": "grainmill._parsing.json",
-            "Tokenize": "grainmill._parsing.tokenize",
-            "to_example": "grainmill._example",
+            "grainmill._example": ["to_example"],
+            "grainmill._images": ["DecodeImage", "DecodeRandomCrop"],
+            "grainmill._parsing.example": ["Feature", "ParseExample"],
+            "grainmill._parsing.json": ["JsonField", "ParseJson"],
+            "grainmill._parsing.tokenize": ["Tokenize"],
         },
     )
 
@@ -62,7 +59,3 @@ __all__ = [
     "Transformations",
     "to_example",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -20,27 +20,28 @@ if TYPE_CHECKING:
     from grainmill._stages.zip import ZipIterDataset, ZipMapDataset
 else:
     # Imported when they are used: a program needs few of them.
-    __getattr__ = lazy_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "BestFitPackIterDataset": "grainmill._stages.pack",
-            "CacheIterDataset": "grainmill._stages.cache",
-            "ConcatThenSplitIterDataset": "grainmill._stages.concat_split",
-            "FirstFitPackIterDataset": "grainmill._stages.pack",
-            "FlatMapIterDataset": "grainmill._stages.flat_map",
-            "FlatMapMapDataset": "grainmill._stages.flat_map",
-            "InterleaveIterDataset": "grainmill._stages.interleave",
-            "LimitIterDataset": "grainmill._stages.limit",
-            "RebatchIterDataset": "grainmill._stages.rebatch",
-            "RepeatIterDataset": "grainmill._stages.repeat",
-            "TakeWhileIterDataset": "grainmill._stages.take_while",
-            "ThreadPrefetchIterDataset": "grainmill._stages.thread_prefetch",
-            "WindowShuffleIterDataset": "grainmill._stages.window_shuffle",
-            "WindowShuffleMapDataset": "grainmill._stages.window_shuffle",
-            "WithOptionsIterDataset": "grainmill._stages.with_options",
-            "ZipIterDataset": "grainmill._stages.zip",
-            "ZipMapDataset": "grainmill._stages.zip",
-            "multithread_prefetch": "grainmill._stages.thread_prefetch",
+            "grainmill._stages.cache": ["CacheIterDataset"],
+            "grainmill._stages.concat_split": ["ConcatThenSplitIterDataset"],
+            "grainmill._stages.flat_map": ["FlatMapIterDataset", "FlatMapMapDataset"],
+            "grainmill._stages.interleave": ["InterleaveIterDataset"],
+            "grainmill._stages.limit": ["LimitIterDataset"],
+            "grainmill._stages.pack": ["BestFitPackIterDataset", "FirstFitPackIterDataset"],
+            "grainmill._stages.rebatch": ["RebatchIterDataset"],
+            "grainmill._stages.repeat": ["RepeatIterDataset"],
+            "grainmill._stages.take_while": ["TakeWhileIterDataset"],
+            "grainmill._stages.thread_prefetch": [
+                "ThreadPrefetchIterDataset",
+                "multithread_prefetch",
+            ],
+            "grainmill._stages.window_shuffle": [
+                "WindowShuffleIterDataset",
+                "WindowShuffleMapDataset",
+            ],
+            "grainmill._stages.with_options": ["WithOptionsIterDataset"],
+            "grainmill._stages.zip": ["ZipIterDataset", "ZipMapDataset"],
         },
     )
 

@@ -9,12 +9,11 @@ if TYPE_CHECKING:
     from grainmill._dataset.views.statistics import stats_of, verdict_of
 else:
     # Imported when they are used, as few programs look at statistics.
-    __getattr__ = lazy_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "observe": "grainmill._dataset.views.observers",
-            "stats_of": "grainmill._dataset.views.statistics",
-            "verdict_of": "grainmill._dataset.views.statistics",
+            "grainmill._dataset.views.observers": ["observe"],
+            "grainmill._dataset.views.statistics": ["stats_of", "verdict_of"],
         },
     )
 
