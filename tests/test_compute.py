@@ -185,7 +185,7 @@ def test_examples_are_parsed_alike_by_any_number_of_threads():
             names = []
             columns = [("ids", ids), ("x", x), ("name", names)]
             try:
-                assert parse._parser.fill(records, columns, 0)
+                assert parse._engine.fill(records, columns, 0)
             except ValueError as error:
                 return str(error)
             return ids.tobytes(), x.tobytes(), names

@@ -9,7 +9,7 @@ import numpy as np
 
 from grainmill._native import ImageDecoder, copy_rows
 from grainmill._plan.spec import ShapeDtypeStruct
-from grainmill._plan.transforms import Map, RandomMap
+from grainmill._plan.transforms import Map, OfEngine, RandomMap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,8 +43,10 @@ class _Options(NamedTuple):
             raise ValueError(f"`max_pixels` must be at least 1, got {self.max_pixels}")
 
 
-class _Decoder:
+class _Decoder(OfEngine):
     """What both transforms have in common: options, and where an element's bytes are."""
+
+    _engine: ImageDecoder
 
     def __init__(
         self, feature: str | None, size: tuple[int, int] | None, options: _Options
@@ -62,7 +64,7 @@ class _Decoder:
         self._feature = feature
         self._size = size
         self._options = options
-        self._native = self._new_native()
+        self._engine = self._new_engine()
 
     @property
     def _ignores_input_spec(self) -> bool:
@@ -78,15 +80,8 @@ class _Decoder:
         pixels = ShapeDtypeStruct((height, width, self._options.channels), np.dtype(np.uint8))
         return pixels if self._feature is None else {**input_spec, self._feature: pixels}
 
-    def _new_native(self) -> ImageDecoder:
+    def _new_engine(self) -> ImageDecoder:
         return ImageDecoder(**self._options._asdict())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_native"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._native = self._new_native()
 
     def __repr__(self) -> str:
         own = {"feature": self._feature, "size": self._size, **self._shown()}
@@ -193,7 +188,7 @@ class DecodeImage(_Decoder, Map):
             element: The bytes of an image, or a dict that contains them.
         """
         image = self._image_of(element)
-        pixels = self._native.decode(image, self._crop_of(image), self._size)
+        pixels = self._engine.decode(image, self._crop_of(image), self._size)
         return self._with_pixels(element, pixels)
 
     def map_block(self, elements: list[Any]) -> list[Any]:
@@ -203,7 +198,7 @@ class DecodeImage(_Decoder, Map):
             elements: The bytes of images, or dicts that contain them.
         """
         images = [self._image_of(element) for element in elements]
-        pixels = self._native.decode_block(images, self._crops_of(images), self._size)
+        pixels = self._engine.decode_block(images, self._crops_of(images), self._size)
         return [self._with_pixels(*pair) for pair in zip(elements, pixels, strict=True)]
 
     # So blocks are not made longer to see whether that helps.
@@ -225,7 +220,7 @@ class DecodeImage(_Decoder, Map):
             elif copy_rows(target, values, at, hot=True) < len(values):
                 return False
         images = [self._image_of(element) for element in elements]
-        if not self._native.fill(images, self._crops_of(images), self._size, rows, at):
+        if not self._engine.fill(images, self._crops_of(images), self._size, rows, at):
             return False
         for target, values in lists:
             target.extend(values)
@@ -239,7 +234,7 @@ class DecodeImage(_Decoder, Map):
         )
 
     def _crop_of(self, image: bytes) -> Box | None:
-        return None if self._crop is None else self._box(*self._native.size(image))
+        return None if self._crop is None else self._box(*self._engine.size(image))
 
     def _box(self, height: int, width: int) -> Box:
         if callable(self._crop):
@@ -321,8 +316,8 @@ class DecodeRandomCrop(_Decoder, RandomMap):
             rng: The random generator of this element.
         """
         image = self._image_of(element)
-        box = self._random_box(*self._native.size(image), rng)
-        return self._with_pixels(element, self._native.decode(image, box, self._size))
+        box = self._random_box(*self._engine.size(image), rng)
+        return self._with_pixels(element, self._engine.decode(image, box, self._size))
 
     def _random_box(self, height: int, width: int, rng: np.random.Generator) -> Box:
         low, high = math.log(self._ratio[0]), math.log(self._ratio[1])

@@ -11,7 +11,7 @@ import numpy as np
 
 from grainmill._native import ExampleParser
 from grainmill._plan.spec import ShapeDtypeStruct
-from grainmill._plan.transforms import Map
+from grainmill._plan.transforms import Map, OfEngine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class Feature:
 FeatureLike: TypeAlias = "Feature | DTypeLike"
 
 
-class ParseExample(Map):
+class ParseExample(OfEngine, Map):
     """Parses serialized `tf.train.Example` messages to dicts of NumPy values.
 
     The engine parses a block of records at once, without the `protobuf` package and without
@@ -83,6 +83,8 @@ class ParseExample(Map):
         {'tokens': array([3], dtype=int32), 'label': np.int64(-1)}
     """
 
+    _engine: ExampleParser
+
     def __init__(
         self,
         features: Mapping[str, FeatureLike],
@@ -98,7 +100,10 @@ class ParseExample(Map):
         both = self._features.keys() & self._sequences.keys()
         if both:
             raise ValueError(f"`features` and `sequences` both have the name {min(both)!r}")
-        self._parser = ExampleParser(
+        self._engine = self._new_engine()
+
+    def _new_engine(self) -> ExampleParser:
+        return ExampleParser(
             [_described(name, feature, steps=False) for name, feature in self._features.items()],
             [_described(name, feature, steps=True) for name, feature in self._sequences.items()],
         )
@@ -109,7 +114,7 @@ class ParseExample(Map):
         Args:
             element: A serialized message.
         """
-        return self._parser.parse([element])[0]
+        return self._engine.parse([element])[0]
 
     def map_block(self, elements: list[bytes]) -> list[dict[str, Any]]:
         """Returns the features of each record.
@@ -117,7 +122,7 @@ class ParseExample(Map):
         Args:
             elements: Serialized messages.
         """
-        return self._parser.parse(elements)
+        return self._engine.parse(elements)
 
     _ignores_input_spec = True
 
@@ -148,34 +153,16 @@ class ParseExample(Map):
         targets = dict(columns)
         if targets.keys() != self._features.keys():
             return False
-        return self._parser.fill(elements, [(name, targets[name]) for name in self._features], at)
+        return self._engine.fill(elements, [(name, targets[name]) for name in self._features], at)
 
     def __repr__(self) -> str:
         sequences = f", sequences={self._sequences}" if self._sequences else ""
         return f"{type(self).__name__}({self._features}{sequences})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_parser": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        ParseExample.__init__(self, self._features, sequences=self._sequences)
-
 
 NUMBERS: Final = frozenset(
-    [
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float32",
-        "float64",
-    ]
+    {"bool", "float32", "float64"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
 """The names of dtypes that the engine parses numbers to."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from grainmill._native import JsonParser
 from grainmill._parsing.example import NUMBERS, check_mapping, default_value, row_shape, value_spec
-from grainmill._plan.transforms import Map
+from grainmill._plan.transforms import Map, OfEngine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ class JsonField:
 JsonFieldLike: TypeAlias = "JsonField | DTypeLike"
 
 
-class ParseJson(Map):
+class ParseJson(OfEngine, Map):
     """Takes fields out of JSON objects, and returns dicts of NumPy and Python values.
 
     The engine passes each record once: it checks that all of it is JSON, and creates values only
@@ -76,13 +76,18 @@ class ParseJson(Map):
         {'text': 'a b', 'user': np.int64(7), 'tokens': array([1, 2, 3], dtype=int32)}
     """
 
+    _engine: JsonParser
+
     def __init__(self, fields: Mapping[str, JsonFieldLike]) -> None:
         check_mapping("fields", fields, "`JsonField`")
         self._fields = {
             name: field if isinstance(field, JsonField) else JsonField(field)
             for name, field in fields.items()
         }
-        self._parser = JsonParser([_described(*item) for item in self._fields.items()])
+        self._engine = self._new_engine()
+
+    def _new_engine(self) -> JsonParser:
+        return JsonParser([_described(*item) for item in self._fields.items()])
 
     def map(self, element: bytes | str) -> dict[str, Any]:
         """Returns the fields of a record.
@@ -90,7 +95,7 @@ class ParseJson(Map):
         Args:
             element: A JSON object.
         """
-        return self._parser.parse([element])[0]
+        return self._engine.parse([element])[0]
 
     def map_block(self, elements: list[bytes | str]) -> list[dict[str, Any]]:
         """Returns the fields of each record.
@@ -98,7 +103,7 @@ class ParseJson(Map):
         Args:
             elements: JSON objects.
         """
-        return self._parser.parse(elements)
+        return self._engine.parse(elements)
 
     _ignores_input_spec = True
 
@@ -121,13 +126,6 @@ class ParseJson(Map):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._fields})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_parser": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        ParseJson.__init__(self, self._fields)
 
 
 _OBJECTS: Final = {bytes: "bytes", str: "str", object: "object"}

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grainmill._plan.spec import ShapeDtypeStruct
-from grainmill._plan.transforms import Map
+from grainmill._plan.transforms import Map, OfEngine
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
 
-class Tokenize(Map):
+class Tokenize(OfEngine, Map):
     """Turns texts into arrays of token ids, by the block.
 
     A block of texts is one call of the tokenizer. The `tokenizers` package releases the interpreter
@@ -70,7 +70,10 @@ class Tokenize(Map):
         self._dtype = np.dtype(dtype)
         self._max_length = max_length
         self._add_special_tokens = add_special_tokens
-        self._encode = _encoder(tokenizer, add_special_tokens=add_special_tokens)
+        self._engine = self._new_engine()
+
+    def _new_engine(self) -> Callable[[list[str]], Sequence[Any]]:
+        return _encoder(self._tokenizer, add_special_tokens=self._add_special_tokens)
 
     def map(self, element: Any) -> Any:
         """Returns the ids of a text, or the dict with them.
@@ -91,7 +94,7 @@ class Tokenize(Map):
         for text in texts:
             if not isinstance(text, str):
                 raise TypeError(f"a text must be `str`, got a value of type {type(text).__name__}")
-        rows = self._encode(texts)
+        rows = self._engine(texts)
         if isinstance(rows, Mapping | str | bytes) or len(rows) != len(texts):
             found = (
                 f"a {type(rows).__name__}"
@@ -142,13 +145,6 @@ class Tokenize(Map):
             f"dtype={self._dtype.name!r}, max_length={self._max_length}, "
             f"add_special_tokens={self._add_special_tokens})"
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_encode": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._encode = _encoder(self._tokenizer, add_special_tokens=self._add_special_tokens)
 
 
 def _encoder(

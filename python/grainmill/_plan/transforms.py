@@ -230,6 +230,23 @@ Transformation: TypeAlias = Batch | Map | RandomMap | TfRandomMap | Filter | Fla
 Transformations: TypeAlias = Sequence[Transformation]
 
 
+class OfEngine(abc.ABC):
+    """A transform that holds what cannot be pickled, and makes it again where it is unpickled."""
+
+    _engine: Any
+
+    @abc.abstractmethod
+    def _new_engine(self) -> Any:
+        """Returns what `_engine` is, made of the other attributes."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_engine": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._engine = self._new_engine()
+
+
 class DatasetSelectionMap(abc.ABC):
     """Maps each index of a selection to a dataset and an index in it.
 

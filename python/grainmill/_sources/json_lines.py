@@ -6,9 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from grainmill._interrupts import raise_interrupt
-from grainmill._sources.paths import expand_ranges
-from grainmill._sources.record_files import RecordFilesSource, scanned
-from grainmill._sources.suffixes import suffixes_of
+from grainmill._sources.record_files import ScannedFilesSource
 
 if TYPE_CHECKING:
     import os
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from grainmill._sources.record_files import Paths
 
 
-class JsonLinesDataSource(RecordFilesSource[Any]):
+class JsonLinesDataSource(ScannedFilesSource[Any]):
     r"""The lines of JSON-lines files, as one sequence with random access.
 
     An element is a line without its end, which is `\n` or `\r\n`; the last line needs none. Lines
@@ -49,6 +47,9 @@ class JsonLinesDataSource(RecordFilesSource[Any]):
         ['one', 'two']
     """
 
+    _format = "jsonl"
+    _scan = "json_lines"
+
     def __init__(
         self,
         paths: Paths,
@@ -59,9 +60,8 @@ class JsonLinesDataSource(RecordFilesSource[Any]):
     ) -> None:
         self._parse = parse
         self._yields_records = not parse
-        files = expand_ranges(paths, suffixes=suffixes_of("jsonl"))
-        format_of = scanned("json_lines", compression, index_dir)
-        super().__init__(files, format_of, (parse, compression))
+        self._more_arguments = (parse,)
+        super().__init__(paths, compression=compression, index_dir=index_dir)
 
     def _elements(self, records: list[bytes], keys: Sequence[int]) -> list[Any]:
         if not self._parse:

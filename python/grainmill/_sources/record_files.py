@@ -6,11 +6,13 @@ import hashlib
 import operator
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 
 from grainmill import _native
+from grainmill._sources.paths import FileRange, expand_ranges
+from grainmill._sources.suffixes import suffixes_of
 from grainmill._url import absolute, identified, shown
 
 try:
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._index_file import FileEntry
-    from grainmill._sources.paths import FileRange
 
     Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
@@ -172,6 +173,31 @@ class RecordFilesSource(Generic[Element_co]):
         if not 0 <= key < self._len:
             raise IndexError(f"record {key} was requested, but the files have {self._len}")
         return key
+
+
+class ScannedFilesSource(RecordFilesSource[Element_co]):
+    """Records that are found by a scan of each file.
+
+    Attributes:
+        _format: The name of the format.
+        _scan: That of the constructor of the engine's `Format`.
+        _more_arguments: Those that `repr` tells apart, besides the compression.
+    """
+
+    _format: ClassVar[str]
+    _scan: ClassVar[str]
+    _more_arguments: tuple[Any, ...] = ()
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        compression: str = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        files = expand_ranges(paths, suffixes=suffixes_of(self._format))
+        format_of = scanned(self._scan, compression, index_dir)
+        super().__init__(files, format_of, (*self._more_arguments, compression))
 
 
 def scanned(

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from grainmill._sources.paths import expand_ranges
-from grainmill._sources.record_files import RecordFilesSource, scanned
-from grainmill._sources.suffixes import suffixes_of
-
-if TYPE_CHECKING:
-    import os
-
-    from grainmill._sources.record_files import Paths
+from grainmill._sources.record_files import ScannedFilesSource
 
 
-class TFRecordDataSource(RecordFilesSource[bytes]):
+class TFRecordDataSource(ScannedFilesSource[bytes]):
     """The records of TFRecord files, as one sequence of `bytes` with random access.
 
     TFRecord has no index, so each file is scanned once: only the lengths of its records are read,
@@ -58,12 +49,5 @@ class TFRecordDataSource(RecordFilesSource[bytes]):
         [b'three', b'two', b'one']
     """
 
-    def __init__(
-        self,
-        paths: Paths,
-        *,
-        compression: str = "auto",
-        index_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        files = expand_ranges(paths, suffixes=suffixes_of("tfrecord"))
-        super().__init__(files, scanned("tfrecord", compression, index_dir), (compression,))
+    _format = "tfrecord"
+    _scan = "tfrecord"

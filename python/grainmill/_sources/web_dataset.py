@@ -5,21 +5,16 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from grainmill._sources.paths import expand_ranges
-from grainmill._sources.record_files import RecordFilesSource, scanned
-from grainmill._sources.suffixes import suffixes_of
+from grainmill._sources.record_files import ScannedFilesSource
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
-
-    from grainmill._sources.record_files import Paths
 
 _HEAD = struct.Struct("<II")
 _LENGTHS = struct.Struct("<IQ")
 
 
-class WebDatasetDataSource(RecordFilesSource[dict[str, Any]]):
+class WebDatasetDataSource(ScannedFilesSource[dict[str, Any]]):
     """The samples of WebDataset tar files, as one sequence of dicts with random access.
 
     Consecutive files in a tar file that differ only in what follows the first dot of their name
@@ -59,16 +54,8 @@ class WebDatasetDataSource(RecordFilesSource[dict[str, Any]]):
     """
 
     _yields_records = False
-
-    def __init__(
-        self,
-        paths: Paths,
-        *,
-        compression: str = "auto",
-        index_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        files = expand_ranges(paths, suffixes=suffixes_of("webdataset"))
-        super().__init__(files, scanned("web_dataset", compression, index_dir), (compression,))
+    _format = "webdataset"
+    _scan = "web_dataset"
 
     def _elements(self, records: list[bytes], keys: Sequence[int]) -> list[Any]:  # noqa: ARG002
         return [_sample(record) for record in records]
