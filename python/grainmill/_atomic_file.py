@@ -45,8 +45,24 @@ def _sync(file: int, path: Path) -> None:
 def sync_directory(directory: Path) -> None:
     """Makes the names in `directory` durable, where the system can do that."""
     with contextlib.suppress(OSError):
-        file = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
+        sync(directory, os.O_RDONLY)
+
+
+def sync(path: Path, flags: int) -> None:
+    """Writes a file, or the names in a directory, to disk; opens it with these flags."""
+    file = os.open(path, flags)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def is_running(process: int) -> bool:
+    """Whether a process of this machine has not ended, as far as is known."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # of another user
+        pass
+    return True

@@ -277,23 +277,13 @@ def remove_leftovers(directory: Path, pattern: str) -> None:
         return
     for path in directory.glob(pattern):
         found = re.search(rf"(?:^|-){_host()}-(\d+)-[0-9a-f]{{12}}", path.name)
-        if found is None or _is_running(int(found[1])):
+        if found is None or _atomic_file.is_running(int(found[1])):
             continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):
                 path.unlink()
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # of another user
-        pass
-    return True
 
 
 class PartWriter:
@@ -330,11 +320,7 @@ class PartWriter:
         """
         try:
             self._writer.close()
-            file = os.open(self._path, os.O_RDWR)
-            try:
-                os.fsync(file)
-            finally:
-                os.close(file)
+            _atomic_file.sync(self._path, os.O_RDWR)
             self._path.replace(self._path.with_name(name))
         except BaseException:
             self.abandon()

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from grainmill import _native
+from grainmill import _atomic_file, _native
 from grainmill._files.outputs import Outputs, busy_error, exists_error, identities
 from grainmill._native import GrainmillError
 from grainmill._threads import start_thread
@@ -278,7 +278,9 @@ class BucketOutputs(Outputs):
         age = time.time() - before["time"]
         is_alive = age < _DEAD_S
         if is_alive and before["host"] == socket.gethostname() and os.name == "posix":
-            is_alive = before["process"] != os.getpid() and _is_alive(before["process"])
+            is_alive = before["process"] != os.getpid() and _atomic_file.is_running(
+                before["process"]
+            )
         if is_alive:
             where = f"process {before['process']} on {before['host']}"
             raise busy_error(self._journal, f" ({where}, {max(age, 0):.0f} s ago)")
@@ -346,13 +348,3 @@ class BucketWriting:
         self._records.abort()
         may_be_visible = self._writer.may_be_visible and not self._is_removed
         self._outputs.ended(self, None, may_be_visible=may_be_visible)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -8,26 +8,37 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_DEFAULTS: dict[str, Any] = {
-    "tf_interleaved_shuffle": False,
-    "tf_interleaved_shuffle_block_size": 10,
-    "tf_interleaved_shuffle_parallel_blocks": 10,
-    "tf_lookup_batch_size": 100,
-    "tf_lookup_num_parallel_calls": -1,
-    "tf_lookup_fast_warmup": False,
-    "tf_optimized_sequential_read": False,
-    "tf_prefetch_buffer_size": -1,
-    "py_debug_mode": False,
-    "py_dataset_visualization_output_dir": None,
-    "py_relay_sigterm_to_main": False,
-    "py_traceback_filtering": "auto",
-    "stall_warning_s": 20.0,
-    "stall_timeout_s": 0.0,
-}
+
+class _Defaults:
+    """The settings, with the value that each has at first."""
+
+    tf_interleaved_shuffle: bool = False
+    tf_interleaved_shuffle_block_size: int = 10
+    tf_interleaved_shuffle_parallel_blocks: int = 10
+    tf_lookup_batch_size: int = 100
+    tf_lookup_num_parallel_calls: int = -1
+    tf_lookup_fast_warmup: bool = False
+    tf_optimized_sequential_read: bool = False
+    tf_prefetch_buffer_size: int = -1
+    py_debug_mode: bool = False
+    py_dataset_visualization_output_dir: str | None = None
+    py_relay_sigterm_to_main: bool = False
+    py_traceback_filtering: str = "auto"
+    stall_warning_s: float = 20.0
+    stall_timeout_s: float = 0.0
+
+
+_DEFAULTS = {name: getattr(_Defaults, name) for name in _Defaults.__annotations__}
 _TRACEBACK_FILTERING = ["auto", "off", "tracebackhide", "quiet_remove_frames", "remove_frames"]
+_DEFINE = {bool: "DEFINE_bool", int: "DEFINE_integer", float: "DEFINE_float"}
+
+if TYPE_CHECKING:
+    _Settings = _Defaults
+else:
+    _Settings = object
 
 
-class Config:
+class Config(_Settings):
     """Process-wide settings, read as attributes and changed with `update`.
 
     In programs that import absl, before this package or after it, each is also a command-line flag,
@@ -66,20 +77,6 @@ class Config:
         >>> grain.config.update("py_traceback_filtering", "auto")
     """
 
-    tf_interleaved_shuffle: bool
-    tf_interleaved_shuffle_block_size: int
-    tf_interleaved_shuffle_parallel_blocks: int
-    tf_lookup_batch_size: int
-    tf_lookup_num_parallel_calls: int
-    tf_lookup_fast_warmup: bool
-    tf_optimized_sequential_read: bool
-    tf_prefetch_buffer_size: int
-    py_debug_mode: bool
-    py_dataset_visualization_output_dir: str | None
-    py_relay_sigterm_to_main: bool
-    py_traceback_filtering: str
-    stall_warning_s: float
-    stall_timeout_s: float
     _values: dict[str, Any]
     _flags: Any
 
@@ -183,14 +180,9 @@ def _define_flags(absl_flags: Any) -> Any:
             continue
         if name == "py_traceback_filtering":
             absl_flags.DEFINE_enum(flag, default, _TRACEBACK_FILTERING, help_text, **redefinable)
-        elif isinstance(default, bool):
-            absl_flags.DEFINE_bool(flag, default, help_text, **redefinable)
-        elif isinstance(default, float):
-            absl_flags.DEFINE_float(flag, default, help_text, **redefinable)
-        elif isinstance(default, int):
-            absl_flags.DEFINE_integer(flag, default, help_text, **redefinable)
         else:
-            absl_flags.DEFINE_string(flag, default, help_text, **redefinable)
+            define = getattr(absl_flags, _DEFINE.get(type(default), "DEFINE_string"))
+            define(flag, default, help_text, **redefinable)
     return absl_flags.FLAGS
 
 
