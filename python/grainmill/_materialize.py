@@ -177,35 +177,24 @@ def job_of(
     return Job(pickled, shards, options.options, manifest, options.overwrite)
 
 
-def write_part(path: Path, records: Iterable[bytes], options: str) -> int:
-    """Writes an ArrayRecord file; returns the number of its records."""
-    count = 0
-    with ArrayRecordWriter(str(path), options) as writer:
-        for record in records:
-            writer.write(record)
-            count += 1
-    return count
-
-
 def part_name(path: str) -> str:
     """A temporary name beside `path` that no other writer has."""
     return f"{path}.{uuid.uuid4().hex}.part"
 
 
-@contextlib.contextmanager
-def _placed(path: str) -> Iterator[Path]:
-    """A temporary name, whose file is renamed to `path` at the end, or deleted."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    part = Path(part_name(path))
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 class LocalStore:
     """Mounted file systems; whatever it writes appears under its name when it is complete."""
+
+    @contextlib.contextmanager
+    def placed(self, path: str) -> Iterator[Path]:
+        """A local file to write, which gets the name `path` at the end, or is deleted."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        part = Path(part_name(path))
+        try:
+            yield part
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
 
     def exists(self, path: str) -> bool:
         """Whether there is a file."""
@@ -217,13 +206,17 @@ class LocalStore:
 
     def write_text(self, path: str, text: str) -> None:
         """Writes a small file."""
-        with _placed(path) as part:
+        with self.placed(path) as part:
             part.write_text(text, "utf-8")
 
     def write_records(self, path: str, records: Iterable[bytes], options: str) -> int:
         """Writes an ArrayRecord file; returns the number of its records."""
-        with _placed(path) as part:
-            return write_part(part, records, options)
+        count = 0
+        with self.placed(path) as part, ArrayRecordWriter(str(part), options) as writer:
+            for record in records:
+                writer.write(record)
+                count += 1
+        return count
 
     def remove(self, path: str) -> None:
         """Deletes a file, if there is one."""

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -19,8 +19,7 @@ from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
 from grainmill import _native
-from grainmill._materialize import LocalStore, part_name, write_part
-from grainmill.array_record import ArrayRecordWriter
+from grainmill._materialize import LocalStore, part_name
 
 _COPY_LEN = 1 << 20
 _BINARY = "application/octet-stream"
@@ -115,6 +114,18 @@ def open_bytes(path: str, compression: str) -> BinaryIO:
 class BeamStore(LocalStore):
     """Beam's file systems."""
 
+    @contextlib.contextmanager
+    def placed(self, path: str) -> Iterator[Path]:
+        """See `LocalStore.placed`; a file for elsewhere is uploaded."""
+        if is_local(path):
+            with super().placed(path) as part:
+                yield part
+            return
+        with tempfile.TemporaryDirectory(prefix="grainmill-") as folder:
+            local = Path(folder, "part")
+            yield local
+            _upload(local, path)
+
     def exists(self, path: str) -> bool:
         """Whether there is a file."""
         return bool(FileSystems.exists(path))
@@ -125,25 +136,6 @@ class BeamStore(LocalStore):
             return None
         with open_bytes(path, CompressionTypes.UNCOMPRESSED) as file:
             return file.read().decode("utf-8")
-
-    def write_text(self, path: str, text: str) -> None:
-        """Writes a small file."""
-        if is_local(path):
-            super().write_text(path, text)
-            return
-        with _placed(path) as part, _created(part) as out:
-            out.write(text.encode("utf-8"))
-
-    def write_records(self, path: str, records: Iterable[bytes], options: str) -> int:
-        """Writes an ArrayRecord file; returns the number of its records."""
-        if is_local(path):
-            return super().write_records(path, records, options)
-        with tempfile.TemporaryDirectory(prefix="grainmill-") as folder:
-            local = Path(folder, "shard")
-            count = write_part(local, records, options)
-            with _placed(path) as part:
-                _upload(local, part)
-        return count
 
     def remove(self, path: str) -> None:
         """Deletes a file, if there is one."""
@@ -160,66 +152,20 @@ class BeamStore(LocalStore):
             FileSystems.delete(parts)
 
 
-class PartWriter:
-    """Writes a temporary ArrayRecord file, under its name from the start."""
-
-    def __init__(self, path: str, options: str) -> None:
-        self._path = path
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        local = path
-        make_folder(path)
-        if not is_local(path):
-            self._folder = tempfile.TemporaryDirectory(prefix="grainmill-")
-            local = str(Path(self._folder.name, "part"))
-        self._local = local
-        self._writer = ArrayRecordWriter(local, options)
-
-    def write(self, record: bytes) -> None:
-        """Appends a record."""
-        self._writer.write(record)
-
-    def close(self) -> None:
-        """Completes the file."""
-        self._writer.close()
-        if self._folder is not None:
-            with self._folder:
-                _upload(Path(self._local), self._path)
-
-
 def _upload(local: Path, path: str) -> None:
-    with _created(path) as out, local.open("rb") as file:
-        shutil.copyfileobj(file, out, _COPY_LEN)
-
-
-@contextlib.contextmanager
-def _created(path: str) -> Iterator[BinaryIO]:
-    out = FileSystems.create(path, _BINARY, compression_type=CompressionTypes.UNCOMPRESSED)
-    with contextlib.closing(out):
-        yield cast("BinaryIO", out)
-
-
-@contextlib.contextmanager
-def _placed(path: str) -> Iterator[str]:
-    """A temporary name, whose file is renamed to `path` at the end, or deleted."""
-    part = part_name(path)
-    make_folder(path)
+    """Copies a file under a temporary name, which is replaced by `path` at the end."""
+    part, (folder, _) = part_name(path), FileSystems.split(path)
+    with contextlib.suppress(BeamIOError):  # it exists
+        FileSystems.mkdirs(folder)
     try:
-        yield part
+        out = FileSystems.create(part, _BINARY, compression_type=CompressionTypes.UNCOMPRESSED)
+        with contextlib.closing(out), local.open("rb") as file:
+            shutil.copyfileobj(file, cast("BinaryIO", out), _COPY_LEN)
         rename([(part, path)])
     except BaseException:
         with contextlib.suppress(BeamIOError):
             FileSystems.delete([part])
         raise
-
-
-def make_folder(path: str) -> None:
-    """Makes the folder of a file, where file systems have folders."""
-    if is_local(path):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        return
-    folder, _ = FileSystems.split(path)
-    with contextlib.suppress(BeamIOError):  # it exists
-        FileSystems.mkdirs(folder)
 
 
 def rename(pairs: Sequence[tuple[str, str]]) -> None:

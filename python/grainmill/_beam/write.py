@@ -1,5 +1,6 @@
 """Writing a `PCollection` to ArrayRecord files, which get their names together at the end."""
 
+import contextlib
 import hashlib
 import os
 import re
@@ -13,15 +14,9 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.transforms.window import GlobalWindows
 
 from grainmill import GrainmillError
-from grainmill._beam.files import (
-    BeamStore,
-    PartWriter,
-    absolute,
-    delete_folder,
-    matched,
-    rename,
-)
+from grainmill._beam.files import BeamStore, absolute, delete_folder, matched, rename
 from grainmill._beam.sorting import Keyed, sorted_records
+from grainmill.array_record import ArrayRecordWriter
 
 OrderBy: TypeAlias = Callable[[Any], Any]
 
@@ -233,17 +228,20 @@ class _WriteBundle(beam.DoFn):  # type: ignore[misc]
         self._options, self._coder = options, coder
 
     def start_bundle(self) -> None:
-        self._writer: PartWriter | None = None
+        self._writer: ArrayRecordWriter | None = None
+        self._placed = contextlib.ExitStack()
 
     def process(self, element: Any, folder: str) -> None:
         if self._writer is None:
             self._part = FileSystems.join(folder, f"bundle-{uuid.uuid4().hex}")
-            self._writer = PartWriter(self._part, self._options)
+            local = self._placed.enter_context(BeamStore().placed(self._part))
+            self._writer = ArrayRecordWriter(str(local), self._options)
         self._writer.write(encoded(element, self._coder))
 
     def finish_bundle(self) -> Iterator[Any]:
         if self._writer is not None:
             self._writer.close()
+            self._placed.close()
             self._writer = None
             yield GlobalWindows.windowed_value((0, self._part))
 
