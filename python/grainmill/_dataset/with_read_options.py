@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from grainmill._iterators.read import Read, read
+from grainmill._plan.deep_pickling import each_once
 from grainmill._plan.node import MapNode, Node
 
 if TYPE_CHECKING:
@@ -21,22 +22,18 @@ def with_read_options(node: Node, options: ReadOptions, *, in_caller: bool = Fal
         in_caller: Whether to leave out the stages that start threads or processes.
     """
     replaced: dict[int, Node] = {}
-    pending = [(node, False)]
-    while pending:  # parents first, as there may be thousands in a row
-        step, parents_done = pending.pop()
-        if id(step) in replaced:
-            continue
+    for step in each_once(node, _parents_to_replace):  # as there may be thousands in a row
+        parents = tuple(replaced[id(parent)] for parent in _parents_to_replace(step))
         if isinstance(step, Read):
             replaced[id(step)] = dataclasses.replace(step, options=options)
         elif isinstance(step, MapNode):  # a `MapDataset` where an `IterDataset` is expected
             replaced[id(step)] = read(step, options)
-        elif not parents_done:
-            pending.append((step, True))
-            pending += [(parent, False) for parent in step.parents]
         elif in_caller and step.prefetches:
-            replaced[id(step)] = replaced[id(step.parent)]
-        elif step.parents:
-            replaced[id(step)] = step.over(tuple(replaced[id(p)] for p in step.parents))
+            (replaced[id(step)],) = parents
         else:
-            replaced[id(step)] = step
+            replaced[id(step)] = step.over(parents) if parents else step
     return replaced[id(node)]
+
+
+def _parents_to_replace(step: Node) -> tuple[Node, ...]:
+    return () if isinstance(step, Read | MapNode) else step.parents

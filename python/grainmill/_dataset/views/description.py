@@ -173,14 +173,9 @@ class _Specs:
 
     def infer(self, node: Node) -> None:
         """Infers the specs of all nodes of a plan."""
-        pending = [(node, False)]
-        while pending:
-            step, parents_known = pending.pop()
-            if parents_known:
+        for step in node.walk_up():
+            if id(step) not in self._known:
                 self._known[id(step)] = self._inferred(step)
-            elif id(step) not in self._known:
-                pending.append((step, True))
-                pending += [(parent, False) for parent in step.parents]
 
     def _inferred(self, node: Node) -> Any:
         def of_parent(parent: Any) -> Any:

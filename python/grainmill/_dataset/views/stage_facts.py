@@ -29,32 +29,20 @@ def state_of(node: Node) -> str:
 def place_of(node: Node, place: str = CALLER) -> dict[int, str]:
     """Where each node of a plan that runs at `place` runs, by its `id`."""
     places = {id(node): place}
-    pending = [node]
-    while pending:
-        reader = pending.pop()
+    for reader in node.walk():
         place = places[id(reader)]
         if isinstance(reader, SequentialNode):
             place = reader.place_of_parents(place)
         for parent in reader.parents:
-            if id(parent) not in places:
-                places[id(parent)] = place
-                pending.append(parent)
+            places.setdefault(id(parent), place)
     return places
 
 
 def joined_length(node: Node) -> dict[int, str]:
     """The number of elements of each node of a plan, by its `id`."""
     lengths: dict[int, Length] = {}
-    pending = [(node, False)]
-    while pending:
-        step, parents_known = pending.pop()
-        if id(step) in lengths:
-            continue
-        if parents_known or isinstance(step, MapNode):
-            lengths[id(step)] = _length(step, [lengths.get(id(p), UNKNOWN) for p in step.parents])
-        if not parents_known:
-            pending.append((step, True))
-            pending += [(parent, False) for parent in step.parents]
+    for step in node.walk_up():
+        lengths[id(step)] = _length(step, [lengths[id(parent)] for parent in step.parents])
     return {key: str(length) for key, length in lengths.items()}
 
 

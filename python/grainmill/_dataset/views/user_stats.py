@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from grainmill._stats.element_specs import spec_of
 from grainmill._stats.meters import StageMeter
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 T = TypeVar("T")
 
@@ -68,12 +65,7 @@ class _Timed:
         self._started_s = time.perf_counter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # The CPU time is that of the whole call, which is timed now and then: see `report`.
         self._meter.add(self._count, time.perf_counter() - self._started_s + self._offset_s, 0.0)
 
