@@ -18,7 +18,7 @@ BOS = BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS
 
 
 def split(elements, *, block=5, **options):
-    node = ConcatThenSplit.of(None, **options)
+    node = ConcatThenSplit.after(None, **options)
     return Driven(ConcatThenSplitStage(node, ListStage(elements, block)))
 
 
@@ -171,7 +171,7 @@ def test_meta_feature_beyond_its_row_is_refused():
 )
 def test_wrong_options_are_refused_when_the_plan_is_built(options, message):
     with pytest.raises(ValueError, match=message):
-        ConcatThenSplit.of(None, **{"length_struct": {"t": 4, "m": 2}, **options})
+        ConcatThenSplit.after(None, **{"length_struct": {"t": 4, "m": 2}, **options})
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,6 @@ WITHOUT_EXAMPLE = {
         "IterDataset.parents",
         "MapDataset.__getitem__",
         "MapDataset.__len__",
-        "MapDataset.parents",
     ],
 }
 EXCEPTED = {name for names in WITHOUT_EXAMPLE.values() for name in names}

@@ -53,7 +53,7 @@ _MAPS = {
 
 def packed(elements, *, best_fit=False, block=5, **options):
     options.setdefault("num_packing_bins", 3)
-    node = FitPack.of(None, best_fit=best_fit, **options)
+    node = FitPack.after(None, best_fit=best_fit, **options)
     return Driven(FitPackStage(node, ListStage(elements, block)))
 
 
@@ -303,14 +303,14 @@ def test_elements_of_wrong_structure_are_refused(element, failure, message):
 def test_wrong_options_are_refused_when_the_plan_is_built(options, message):
     chosen = {"length_struct": {"t": 4}, "num_packing_bins": 2, **options}
     with pytest.raises(ValueError, match=message):
-        FitPack.of(None, best_fit=False, **chosen)
+        FitPack.after(None, best_fit=False, **chosen)
 
 
 def test_lengths_and_alignments_are_integers():
     for name in ("length_struct", "pack_alignment_struct"):
         chosen = {"length_struct": {"t": 4}, "num_packing_bins": 2, name: {"t": None}}
         with pytest.raises(TypeError, match="`t` must be an integer, got None"):
-            FitPack.of(None, best_fit=False, **chosen)
+            FitPack.after(None, best_fit=False, **chosen)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def prefetched(stage, size=3):
 
 
 def interleaved(open_dataset, num_datasets, cycle_length, ahead=1):
-    node = Interleave((), None, cycle_length, 1, ahead, 1)
+    node = Interleave((), (), cycle_length, 1, ahead, 1)
     return Driven(InterleaveStage(node, lambda index: bare(open_dataset(index)), num_datasets))
 
 

@@ -192,7 +192,7 @@ def test_abandoned_stages_end_their_threads():
 
 def test_parts_of_an_interleave_are_made_side_by_side():
     meeting = threading.Barrier(3)
-    node = Interleave((), None, 3, 0, 0, 2)
+    node = Interleave((), (), 3, 0, 0, 2)
     parts = [bare(prefetched(MeetingStage([k, 10 + k], meeting))) for k in range(3)]
     stage = Driven(InterleaveStage(node, parts.__getitem__, 3, start_all=True))
     assert drain(stage)[0] == [0, 1, 2, 10, 11, 12]

@@ -8,7 +8,6 @@ import operator
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import NamedTuple, Self, overload
 
 import numpy as np
@@ -277,12 +276,7 @@ class ArrayRecordReader:
         self._opened()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

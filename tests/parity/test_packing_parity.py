@@ -89,7 +89,7 @@ def test_fit_agrees_with_grain(seed):
     make = getattr(grain.experimental, f"{kind}PackIterDataset")
 
     def stage():
-        node = FitPack.of(None, best_fit=best_fit, **options)
+        node = FitPack.after(None, best_fit=best_fit, **options)
         return Driven(FitPackStage(node, ListStage(elements, 7)))
 
     check(stage, grain_rows(make, elements, **options))
@@ -126,7 +126,7 @@ def test_concat_split_agrees_with_grain(seed):
         handling = BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS
 
     def stage():
-        node = ConcatThenSplit.of(None, **options, bos_handling=handling)
+        node = ConcatThenSplit.after(None, **options, bos_handling=handling)
         return Driven(ConcatThenSplitStage(node, ListStage(elements, 7)))
 
     theirs = grain_rows(

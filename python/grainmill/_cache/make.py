@@ -18,7 +18,7 @@ from grainmill._cache.sequence import (
     SequencePass,
 )
 from grainmill._memory import default_budget_bytes
-from grainmill._plan.arguments import checked_integer
+from grainmill._plan.arguments import checked_integer, wrong_type
 from grainmill._url import is_url, shown
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ def _checked(
     if path is None:
         return None, default_budget_bytes() if ram_budget_bytes is None else ram_budget_bytes
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(
-            f"`path` must be a path or `None`, got {path!r} of type {type(path).__name__}"
-        )
+        raise wrong_type("`path` must be a path or `None`", path)
     where = os.fspath(path)
     if not isinstance(where, str) or is_url(where):
         raise ValueError(f"`path` must be a directory of the local file system, got {_text(path)}")

@@ -7,16 +7,16 @@ import copy
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, overload
 
 from grainmill._dataset import grain_classes
 from grainmill._dataset.apply import apply_each
+from grainmill._dataset.dataset import Dataset, Factories
 from grainmill._dataset.elastic.shard_states import InterleaveDatasetIterator
-from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, T, T_co
+from grainmill._dataset.element_types import D2, D, K, Leaf, S, T, T_co
 from grainmill._dataset.iterator import DatasetIterator, PipelineDatasetIterator, iterator_over
 from grainmill._dataset.shared_batches import SharedMemoryOutput
 from grainmill._dataset.views import hints
-from grainmill._dataset.views.reprs import Shown
 from grainmill._iterators.batch import Batch
 from grainmill._iterators.elementwise import Filter, Map, MapWithIndex, RandomMap
 from grainmill._iterators.flat_map import FlatMap
@@ -41,14 +41,8 @@ if TYPE_CHECKING:
     from grainmill._plan.node import Node
 
 
-class IterDatasetFactories(abc.ABCMeta):
+class IterDatasetFactories(Factories, abc.ABCMeta):
     """The factories of `IterDataset`: methods of the class, not of datasets."""
-
-    def __dir__(cls) -> list[str]:
-        """Lists them, too, which `type` leaves out: for completion and `help`."""
-        return sorted(
-            {*super().__dir__(), *(name for name in vars(IterDatasetFactories) if name[0] != "_")}
-        )
 
     def mix(
         cls,
@@ -80,7 +74,7 @@ class IterDatasetFactories(abc.ABCMeta):
         nodes: Any = (
             {name: node_of(dataset) for name, dataset in datasets.items()}
             if isinstance(datasets, Mapping)
-            else [node_of(dataset) for dataset in datasets]
+            else nodes_of(datasets)
         )
         node = Mix.of(nodes, weights)
         keys: Any = range(len(datasets)) if node.names is None else node.names
@@ -88,7 +82,7 @@ class IterDatasetFactories(abc.ABCMeta):
 
 
 class IterDataset(
-    Shown,
+    Dataset,
     Iterable[T_co],
     grain_classes.IterDataset,
     Generic[T_co],
@@ -120,20 +114,7 @@ class IterDataset(
         [4, 5]
     """
 
-    _MUTATES_ELEMENT_SPEC = True
-
-    def __init__(self, parents: Any = ()) -> None:
-        self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
-
-    @property
-    def parents(self) -> tuple[Any, ...]:
-        """The datasets that it reads elements from; empty for a source."""
-        return tuple(self.__dict__.get("_parents", ()))
-
-    @property
-    def _parent(self) -> Any:
-        (parent,) = self.parents
-        return parent
+    _shown_kind = "IterDataset"
 
     @abc.abstractmethod
     def __iter__(self) -> DatasetIterator[T_co]:
@@ -228,7 +209,7 @@ class IterDataset(
             >>> list(ds.batch(2, drop_remainder=True, batch_fn=sum))
             [1, 5]
         """
-        node = Batch.of(node_of(self), batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
+        node = Batch.after(node_of(self), batch_size, drop_remainder, batch_fn)
         return BatchIterDataset(node, (self,))
 
     def filter(
@@ -501,37 +482,13 @@ class IterDataset(
         )
         return self.mp_prefetch(multiprocessing_options)
 
-    def pipe(
-        self, func: Callable[Concatenate[Self, P], S], /, *args: P.args, **kwargs: P.kwargs
-    ) -> S:
-        """Returns `func(self, *args, **kwargs)`, so that functions of datasets can be chained.
-
-        Args:
-            func: A function whose first argument is a dataset.
-            *args: Its other positional arguments.
-            **kwargs: Its keyword arguments.
-
-        Example:
-            >>> ds = grain.MapDataset.range(4).to_iter_dataset()
-            >>> list(ds.pipe(grain.experimental.LimitIterDataset, count=2))
-            [0, 1]
-        """
-        return func(self, *args, **kwargs)
-
     def _over(self, node: Any) -> IterDataset[T_co]:
         """A copy of this dataset with `node`, which is its node on other parents."""
         copied: IterDataset[T_co] = node.dataset
         return copied
 
     def _plan_node(self) -> Node:
-        parents = tuple(node_of(parent) for parent in self.parents)
-        return UserDefined(parents, self, with_parents)
-
-    def _shown_plan(self) -> tuple[Node, str]:
-        return self._plan_node(), "IterDataset"
-
-    def __str__(self) -> str:
-        return str(self._plan_node())
+        return UserDefined(nodes_of(self.parents), self, with_parents)
 
 
 if not TYPE_CHECKING:  # type checkers say so themselves
@@ -590,6 +547,11 @@ def node_of(dataset: Any) -> Node:
         )
     node: Node = _NODES.once(dataset, make_node)
     return node
+
+
+def nodes_of(datasets: Iterable[Any]) -> tuple[Node, ...]:
+    """The plans of `datasets`; see `node_of`."""
+    return tuple([node_of(dataset) for dataset in datasets])
 
 
 class _Once(threading.local):

@@ -37,7 +37,6 @@ from grainmill._threads import not_waiting, stay_at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from grainmill._checkpoint import pipeline
     from grainmill._iterators.base.stage import Block, Stage, State
@@ -57,12 +56,7 @@ class Closeable(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

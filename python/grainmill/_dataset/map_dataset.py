@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, overload
 
 import numpy as np
 
 from grainmill._dataset import grain_classes
 from grainmill._dataset.apply import apply_each
-from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, SourceLike, T, T_co
+from grainmill._dataset.dataset import Dataset, Factories
+from grainmill._dataset.element_types import D2, D, K, Leaf, S, SourceLike, T, T_co
 from grainmill._dataset.iter_dataset import (
     IterDataset,
     PlannedIterDataset,
     node_of,
+    nodes_of,
     with_node,
     with_parents,
 )
 from grainmill._dataset.shared_batches import SharedMemoryOutput
 from grainmill._dataset.views import hints
-from grainmill._dataset.views.reprs import Shown
 from grainmill._dataset.views.user_stats import STATS
 from grainmill._evaluate.compile import compiled
 from grainmill._iterators.read import read
@@ -33,6 +33,7 @@ from grainmill._plan.tracebacks import line_of_user
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -46,14 +47,8 @@ class EmptyDatasetError(IndexError, ZeroDivisionError):
     """An element of an empty dataset was requested; Grain raises a `ZeroDivisionError`."""
 
 
-class MapDatasetFactories(abc.ABCMeta):
+class MapDatasetFactories(Factories, abc.ABCMeta):
     """The factories of `MapDataset`: methods of the class, not of datasets."""
-
-    def __dir__(cls) -> list[str]:
-        """Lists them, too, which `type` leaves out: for completion and `help`."""
-        return sorted(
-            {*super().__dir__(), *(name for name in vars(MapDatasetFactories) if name[0] != "_")}
-        )
 
     def source(cls, source: SourceLike[T | None]) -> MapDataset[T]:
         """Makes a dataset of any object with `__len__` and `__getitem__`.
@@ -133,7 +128,7 @@ class MapDatasetFactories(abc.ABCMeta):
             >>> list(ds)
             [0, 10, 11, 1, 12, 13, 2, 14, 15, 3, 16, 17]
         """
-        return PlannedMapDataset(plan.Mix.of([node_of(ds) for ds in datasets], weights))
+        return PlannedMapDataset(plan.Mix.of(nodes_of(datasets), weights))
 
     def select_from_datasets(
         cls, datasets: Sequence[MapDataset[T]], selection_map: transforms.DatasetSelectionMap
@@ -158,7 +153,7 @@ class MapDatasetFactories(abc.ABCMeta):
             >>> list(grain.MapDataset.select_from_datasets(datasets, Alternate()))
             [0, 20, 1, 21]
         """
-        return PlannedMapDataset(plan.Select.of([node_of(ds) for ds in datasets], selection_map))
+        return PlannedMapDataset(plan.Select.of(nodes_of(datasets), selection_map))
 
     def concatenate(cls, datasets: Sequence[MapDataset[T]]) -> MapDataset[T]:
         """Concatenates several datasets; epoch `n` consists of the `n`-th epoch of each.
@@ -177,10 +172,10 @@ class MapDatasetFactories(abc.ABCMeta):
             >>> list(grain.MapDataset.concatenate(datasets))
             [0, 1, 7, 8]
         """
-        return PlannedMapDataset(plan.Concatenate.of([node_of(ds) for ds in datasets]))
+        return PlannedMapDataset(plan.Concatenate(nodes_of(datasets), 0))
 
 
-class MapDataset(Shown, grain_classes.MapDataset, Generic[T_co], metaclass=MapDatasetFactories):
+class MapDataset(Dataset, grain_classes.MapDataset, Generic[T_co], metaclass=MapDatasetFactories):
     """A sequence of elements computed by position; nothing is read before it is requested.
 
     A dataset is immutable: each method returns a new one. `ds[i]` is an element, `None` if a filter
@@ -222,21 +217,7 @@ class MapDataset(Shown, grain_classes.MapDataset, Generic[T_co], metaclass=MapDa
         [1, 5]
     """
 
-    _MUTATES_ELEMENT_SPEC = True
-
-    def __init__(self, parents: MapDataset[Any] | Sequence[MapDataset[Any]] = ()) -> None:
-        self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
-
-    @property
-    def parents(self) -> tuple[MapDataset[Any], ...]:
-        """The datasets that it reads elements from; empty for a source."""
-        return tuple(self.__dict__.get("_parents", ()))
-
-    @property
-    def _parent(self) -> MapDataset[Any]:
-        (parent,) = self.parents
-        return parent
-
+    _shown_kind = "MapDataset"
     _stats = STATS
 
     @abc.abstractmethod
@@ -355,9 +336,7 @@ class MapDataset(Shown, grain_classes.MapDataset, Generic[T_co], metaclass=MapDa
             >>> {name: array.shape for name, array in ds.batch(4)[0].items()}
             {'x': (4, 3), 'y': (4,)}
         """
-        node = plan.Batch.of(
-            node_of(self), batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
-        )
+        node = plan.Batch.after(node_of(self), batch_size, drop_remainder, batch_fn)
         return BatchMapDataset(node, (self,))
 
     def filter(
@@ -489,7 +468,7 @@ class MapDataset(Shown, grain_classes.MapDataset, Generic[T_co], metaclass=MapDa
             >>> list(ds), [batch.tolist() for batch in ds.batch(3)]
             ([0, 1, 2, 3, 0, 1, 2, 3], [[0, 1, 2], [3, 0, 1], [2, 3]])
         """
-        return _after(self, plan.Repeat.of, num_epochs, reseed_each_epoch=reseed_each_epoch)
+        return _after(self, plan.Repeat.after, num_epochs, reseed_each_epoch=reseed_each_epoch)
 
     def map(
         self, transform: transforms.MapLike[T_co, S | None] | Callable[[T_co], S | None]
@@ -632,25 +611,7 @@ class MapDataset(Shown, grain_classes.MapDataset, Generic[T_co], metaclass=MapDa
         return apply_each(self, transformations)
 
     def _flat_map(self, transform: transforms.FlatMap) -> MapDataset[Any]:
-        return _after(self, plan.FlatMap.of, transform)
-
-    def pipe(
-        self, func: Callable[Concatenate[Self, P], S], /, *args: P.args, **kwargs: P.kwargs
-    ) -> S:
-        """Returns `func(self, *args, **kwargs)`, so that functions of datasets can be chained.
-
-        Args:
-            func: A function whose first argument is a dataset.
-            *args: Its other positional arguments.
-            **kwargs: Its keyword arguments.
-
-        Example:
-            >>> def first_half(ds):
-            ...     return ds[: len(ds) // 2]
-            >>> list(grain.MapDataset.range(6).pipe(first_half).map(str))
-            ['0', '1', '2']
-        """
-        return func(self, *args, **kwargs)
+        return _after(self, plan.FlatMap.after, transform)
 
     @overload
     def to_iter_dataset(
@@ -696,14 +657,7 @@ class MapDataset(Shown, grain_classes.MapDataset, Generic[T_co], metaclass=MapDa
         return PlannedMapDataset(node, (self,))
 
     def _plan_node(self) -> Node:
-        parents = [node_of(parent) for parent in self.parents]
-        return plan.UserDefined.of(self, parents, with_parents)
-
-    def _shown_plan(self) -> tuple[Node, str]:
-        return self._plan_node(), "MapDataset"
-
-    def __str__(self) -> str:
-        return str(self._plan_node())
+        return plan.UserDefined.of(self, nodes_of(self.parents), with_parents)
 
 
 if not TYPE_CHECKING:  # type checkers say so themselves

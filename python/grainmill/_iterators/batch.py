@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from grainmill._evaluate.batches.stack import BatchBuilder, ElementList, shared_arena
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.base.cursor import Cursor
+from grainmill._iterators.base.cursor import CursorStage
 from grainmill._iterators.base.node import Length, Origin, SequentialNode, origins
 from grainmill._iterators.base.position import Position, end_at, state_at
 from grainmill._iterators.base.stage import Block, Stage, State
@@ -16,14 +16,13 @@ from grainmill._iterators.open import open_node
 from grainmill._iterators.pack_in_thread import PackInThreadStage
 from grainmill._iterators.read import ReadStage
 from grainmill._lazy_dataclass import lazy_dataclass
-from grainmill._plan.batching import Batching, checked_batching, num_batches
+from grainmill._plan.batching import Batching, num_batches
 from grainmill._plan.notes import note_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grainmill._evaluate.context import Context
-    from grainmill._plan.node import Node
 
 
 @lazy_dataclass
@@ -34,18 +33,6 @@ class Batch(Batching, SequentialNode):
     keeps_positions: ClassVar[bool] = True
     saves: ClassVar[str] = ""
     keeps_length: ClassVar[bool] = False
-
-    @classmethod
-    def of(
-        cls,
-        parent: Node,
-        batch_size: int,
-        *,
-        drop_remainder: bool,
-        batch_fn: Callable[[list[Any]], Any] | None,
-    ) -> Self:
-        """A node that batches elements of `parent`."""
-        return cls((parent,), checked_batching(batch_size, batch_fn), drop_remainder, batch_fn)
 
     def open(self, context: Context) -> Stage:
         """See `SequentialNode.open`."""
@@ -80,7 +67,7 @@ class Batch(Batching, SequentialNode):
         return firsts if last is None else [Origin(lasts[0].plan, last + 1, lasts[0].last)]
 
 
-class BatchStage(Stage):
+class BatchStage(CursorStage):
     """Stacks `batch_size` elements into one.
 
     Elements are copied into the batch when they arrive, while they are still in cache. If the
@@ -88,9 +75,7 @@ class BatchStage(Stage):
     """
 
     def __init__(self, node: Batch, parent: Stage) -> None:
-        super().__init__(parent)
-        self._cursor = Cursor(parent)
-        self._node = node
+        super().__init__(node, parent)
         self._size = node.batch_size
         self._drop_remainder = node.drop_remainder
         self._pending: BatchBuilder | ElementList = (

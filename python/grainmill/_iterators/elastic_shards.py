@@ -72,7 +72,7 @@ class _Rows(Node):
 def _in_turn(whole: Node, numbers: range, count: int, inline_size: int | None) -> Interleave:
     """The shards `numbers` of `count`; see `share_of`."""
     plans = _Plans(whole, numbers, count, inline_size)
-    return Interleave.of(plans, len(numbers), 0, 0, 1)
+    return Interleave((), plans, len(numbers))
 
 
 class Shards:

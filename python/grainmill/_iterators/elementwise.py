@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from grainmill._evaluate.fused import Step
 from grainmill._evaluate.fused_blocks import BlockFused
@@ -17,9 +17,7 @@ from grainmill._iterators.notes import note_stage
 from grainmill._iterators.open import open_node
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan import transforms
-from grainmill._plan.node import Share, function_of, transform_name
-from grainmill._plan.random_access import random_map_seed
-from grainmill._plan.spec import map_spec
+from grainmill._plan.applying import Applying, Filtering, RandomApplying
 from grainmill._stats.meters import both_clocks
 
 if TYPE_CHECKING:
@@ -28,13 +26,13 @@ if TYPE_CHECKING:
     from grainmill._evaluate.context import Context
     from grainmill._evaluate.loops import Passed
     from grainmill._iterators.base.stage import Finisher
-    from grainmill._plan.node import Node, StepKind
+    from grainmill._plan.node import Node, Share, StepKind
     from grainmill._plan.options import DatasetOptions
     from grainmill._stats.meters import StepTimes
 
 
 @lazy_dataclass
-class Map(OneToOne):
+class Map(Applying, OneToOne):
     """A function of every element except `None`, which stays.
 
     Attributes:
@@ -42,27 +40,11 @@ class Map(OneToOne):
         counter_key: The key of the number of its input elements in a state, if it counts them.
     """
 
-    transform: Any
-    function: Callable[..., Any]
     dataset_name: ClassVar[str] = "MapIterDataset"
-    keeps_positions: ClassVar[bool] = True
     step_kind: ClassVar[StepKind] = "map"
     counter_key: ClassVar[str | None] = None
     is_elementwise: ClassVar[bool] = True
-    runs_users_code: ClassVar[bool] = True
     saves: ClassVar[str] = ""
-
-    @classmethod
-    def of(cls, parent: Node, transform: Any) -> Self:
-        """A node that maps elements of `parent`."""
-        return cls((parent,), transform, function_of(transform, transforms.Map, "map"))
-
-    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
-        """See `Node.spec`."""
-        return map_spec(self.transform, lambda: spec_of(self.parent))
-
-    def _arguments(self) -> str:
-        return f"(transform={transform_name(self.transform)})"
 
     def open(self, context: Context) -> Stage:
         """See `SequentialNode.open`."""
@@ -81,20 +63,15 @@ class MapWithIndex(Map):
     """A function of the element and its number, counted from 0 in this iterator."""
 
     dataset_name: ClassVar[str] = "MapWithIndexIterDataset"
+    transform_kind: ClassVar[type] = transforms.MapWithIndex
     step_kind: ClassVar[StepKind] = "indexed"
     counter_key: ClassVar[str | None] = "counter"
     saves: ClassVar[str] = "the number of elements passed"
     parent_key: ClassVar[str | None] = "parent"
 
-    @classmethod
-    def of(cls, parent: Node, transform: Any) -> Self:
-        """A node that maps (number, element) pairs of `parent`."""
-        function = function_of(transform, transforms.MapWithIndex, "map_with_index")
-        return cls((parent,), transform, function)
-
 
 @lazy_dataclass
-class Filter(Map):
+class Filter(Filtering, Map):
     """Drops the elements for which a predicate is false."""
 
     dataset_name: ClassVar[str] = "FilterIterDataset"
@@ -102,29 +79,19 @@ class Filter(Map):
     drops_elements: ClassVar[bool] = True
     keeps_length: ClassVar[bool] = False
 
-    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
-        """See `Node.spec`."""
-        return spec_of(self.parent)
-
-    @classmethod
-    def of(cls, parent: Node, transform: Any) -> Self:
-        """A node that keeps the elements of `parent` for which `transform` is true."""
-        return cls((parent,), transform, function_of(transform, transforms.Filter, "filter"))
-
     def num_elements(self, parents: Sequence[Length]) -> Length:
         """See `SequentialNode.num_elements`."""
         return parents[0].at_most()
 
 
 @lazy_dataclass
-class RandomMap(Map):
+class RandomMap(RandomApplying, Map):
     """A function of the element and a generator keyed by (`seed`, number of the element).
 
     Elements have the numbers `first_number`, `first_number + number_step`, ...: several workers
     that share the elements use the numbers that a single iterator would use.
     """
 
-    seed: int
     first_number: int = 0
     number_step: int = 1
     dataset_name: ClassVar[str] = "RandomMapIterDataset"
@@ -132,13 +99,6 @@ class RandomMap(Map):
     counter_key: ClassVar[str | None] = "index_for_rng"
     saves: ClassVar[str] = "the number of elements passed"
     parent_key: ClassVar[str | None] = "parent"
-
-    @classmethod
-    def of(cls, parent: Node, transform: Any, seed: int | None) -> Self:  # type: ignore[override]
-        """A node that maps elements of `parent` with random numbers."""
-        function = function_of(transform, transforms.RandomMap, "random_map")
-        node = cls((parent,), transform, function, -1)
-        return dataclasses.replace(node, seed=random_map_seed(node, seed))
 
     def share(self, share: Share) -> Node:
         """See `Node.share`."""

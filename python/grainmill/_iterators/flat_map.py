@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from grainmill._checkpoint.ends import CutCount
 from grainmill._interrupts import listed, raise_interrupt
 from grainmill._iterators.base.checked_state import CheckedState
-from grainmill._iterators.base.cursor import END, Cursor
+from grainmill._iterators.base.cursor import END, CursorStage
 from grainmill._iterators.base.group_len import GroupLen
 from grainmill._iterators.base.node import Origin, SequentialNode, runs
 from grainmill._iterators.base.position import Position, state_at
@@ -54,7 +54,7 @@ class FlatMap(SequentialNode):
 
 
 @runs(FlatMap)
-class FlatMapStage(Stage):
+class FlatMapStage(CursorStage):
     """Pulls one element at a time and returns the elements that it is split into.
 
     A state holds the parent's state before the element being split, and how many of the resulting
@@ -64,9 +64,7 @@ class FlatMapStage(Stage):
     pull_size = 1 << 20  # all outputs of an element are computed together
 
     def __init__(self, node: FlatMap, parent: Stage) -> None:
-        super().__init__(parent)
-        self._cursor = Cursor(parent)
-        self._node = node
+        super().__init__(node, parent)
         self._split = node.transform.flat_map
         self._reset(0)
 

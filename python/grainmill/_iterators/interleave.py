@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.base.checked_state import CheckedState, refusal
@@ -21,7 +21,7 @@ from grainmill._iterators.read import ReadStage
 from grainmill._iterators.shard_states import ENDED, by_dataset, of_datasets
 from grainmill._iterators.thread_prefetch import ThreadPrefetch, ThreadPrefetchStage
 from grainmill._lazy_dataclass import lazy_dataclass
-from grainmill._plan.arguments import checked_integer
+from grainmill._plan.arguments import checked_integer, wrong_type
 from grainmill._plan.closing import closed_error
 from grainmill._plan.notes import add_note, located
 
@@ -41,36 +41,21 @@ class Interleave(SequentialNode):
 
     datasets: Any
     cycle_length: int
-    num_make_iter_threads: int
-    make_iter_buffer_size: int
-    iter_buffer_size: int
+    num_make_iter_threads: int = 0
+    make_iter_buffer_size: int = 0
+    iter_buffer_size: int = 1
     dataset_name: ClassVar[str] = "InterleaveIterDataset"
     saves: ClassVar[str] = "whose turn it is, and the state of each open dataset"
     keeps_length: ClassVar[bool] = False
 
-    @classmethod
-    def of(
-        cls,
-        datasets: Any,
-        cycle_length: int,
-        num_make_iter_threads: int,
-        make_iter_buffer_size: int,
-        iter_buffer_size: int,
-    ) -> Self:
-        """A node that keeps up to `cycle_length` of `datasets` open."""
+    def __post_init__(self) -> None:
+        datasets = self.datasets
         if not (hasattr(datasets, "__len__") and hasattr(datasets, "__getitem__")):
-            raise TypeError(
-                "`datasets` must be a sequence of datasets or a `MapDataset` of datasets, got "
-                f"{datasets!r} of type {type(datasets).__name__}"
-            )
-        return cls(
-            (),
-            datasets,
-            checked_integer(cycle_length, "cycle_length", minimum=1),
-            checked_integer(num_make_iter_threads, "num_make_iter_threads", minimum=0),
-            checked_integer(make_iter_buffer_size, "make_iter_buffer_size", minimum=0),
-            checked_integer(iter_buffer_size, "iter_buffer_size", minimum=0),
-        )
+            expected = "`datasets` must be a sequence of datasets or a `MapDataset` of datasets"
+            raise wrong_type(expected, datasets)
+        self._set(cycle_length=checked_integer(self.cycle_length, "cycle_length", minimum=1))
+        for name in ("num_make_iter_threads", "make_iter_buffer_size", "iter_buffer_size"):
+            self._set(**{name: checked_integer(getattr(self, name), name, minimum=0)})
 
     def spec(self, spec_of: Callable[[Any], Any]) -> Any:
         """See `Node.spec`; the spec of its first dataset."""
@@ -82,7 +67,7 @@ class Interleave(SequentialNode):
 
     def set_datasets(self, datasets: Any) -> None:
         """Replaces `datasets`, for datasets already derived from this node, too."""
-        object.__setattr__(self, "datasets", datasets)
+        self._set(datasets=datasets)
 
     def open(self, context: Context) -> Stage:
         """See `SequentialNode.open`."""
@@ -91,10 +76,7 @@ class Interleave(SequentialNode):
         def open_dataset(index: int) -> Stage:
             dataset = self.datasets[index]
             if not (hasattr(dataset, "_plan_node") or hasattr(dataset, "to_iter_dataset")):
-                raise TypeError(
-                    f"`datasets[{index}]` of {self} must be a dataset, got {dataset!r} of type "
-                    f"{type(dataset).__name__}"
-                )
+                raise wrong_type(f"`datasets[{index}]` of {self} must be a dataset", dataset)
             stage = open_part(self, plan_of(dataset), context)
             if prefetch and not isinstance(stage, ReadStage | PackInThreadStage):  # these prefetch
                 stage = ThreadPrefetchStage(ThreadPrefetch((), self.iter_buffer_size), stage)

@@ -6,25 +6,23 @@ import abc
 from typing import TYPE_CHECKING, Any
 
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.base.cursor import Cursor
+from grainmill._iterators.base.cursor import CursorStage
 from grainmill._iterators.base.group_len import FULL
-from grainmill._iterators.base.stage import Stage
 from grainmill._iterators.notes import note_stage
 
 if TYPE_CHECKING:
     from grainmill._iterators.base.group_len import GroupLen
+    from grainmill._iterators.base.stage import Stage
     from grainmill._plan.node import Node
 
 
-class PackingStage(Stage):
+class PackingStage(CursorStage):
     """Packs the elements of `parent`, a group of them at a time."""
 
     packs = True
 
     def __init__(self, node: Node, parent: Stage) -> None:
-        super().__init__(parent)
-        self._node: Any = node
-        self._cursor = Cursor(parent)
+        super().__init__(node, parent)
         self._group_len = FULL  # of the last group, or that of a restored state
         self._num_of_group = 0  # elements packed since the group began
         self._num_taken = 0  # elements packed since this was created or restored

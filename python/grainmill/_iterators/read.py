@@ -18,6 +18,7 @@ from grainmill._iterators.base.lazy_block import PULL_SIZE
 from grainmill._iterators.base.node import CALLER, UNKNOWN, Length, Origin, SequentialNode, counted
 from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
+from grainmill._plan.arguments import wrong_type
 from grainmill._plan.node import MapNode, Node, Share, random_access
 from grainmill._plan.options import ReadOptions
 from grainmill._plan.random_access import Range
@@ -118,10 +119,7 @@ def read(parent: Node, options: ReadOptions | None = None, *, allow_nones: bool 
             ReadOptions(prefetch_buffer_size=0) if isinstance(parent, Range) else ReadOptions()
         )
     if not isinstance(options, ReadOptions):
-        raise TypeError(
-            f"`read_options` must be a `ReadOptions`, got {options!r} of type "
-            f"{type(options).__name__}"
-        )
+        raise wrong_type("`read_options` must be a `ReadOptions`", options)
     # Who changes the options later does not change the plan.
     return Read((random_access(parent),), copy.copy(options), allow_nones)
 

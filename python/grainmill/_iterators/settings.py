@@ -8,7 +8,7 @@ from grainmill._iterators.base.node import OneToOne
 from grainmill._iterators.read import Read
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.options import DatasetOptions
-from grainmill._plan.random_access import checked_seed
+from grainmill._plan.seeds import checked_seed
 
 if TYPE_CHECKING:
     from grainmill._plan.node import Node

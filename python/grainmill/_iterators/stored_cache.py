@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.base.checked_state import CheckedState
-from grainmill._iterators.base.cursor import END, Cursor
+from grainmill._iterators.base.cursor import END, CursorStage
 from grainmill._iterators.base.node import Origin, SequentialNode, origins, runs
 from grainmill._iterators.base.position import Position, constant_state, state_at
 from grainmill._iterators.base.stage import Block, Stage, State
@@ -70,13 +70,12 @@ class StoredCache(Caching):
         return origins(self.parent, before["parent"], after["parent"])
 
 
-class CachingStage(Stage):
+class CachingStage(CursorStage):
     """Hands on elements of its parent, or those that it kept, from a position on."""
 
     def __init__(self, node: Caching, parent: Stage) -> None:
-        super().__init__(parent)
+        super().__init__(node, parent)
         self._name = node.dataset_name
-        self._cursor = Cursor(parent)
         self._position = 0
 
     def _refusal(self, count: int) -> ValueError:

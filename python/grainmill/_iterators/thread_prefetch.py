@@ -21,7 +21,7 @@ from grainmill._evaluate.prefetch.blocks import weak_call
 from grainmill._evaluate.prefetch.executor import Demand
 from grainmill._evaluate.prefetch.thread_pool import NumberedThread
 from grainmill._interrupts import raise_interrupt
-from grainmill._iterators.base.cursor import END, Cursor
+from grainmill._iterators.base.cursor import END, Cursor, CursorStage
 from grainmill._iterators.base.node import OneToOne, runs
 from grainmill._iterators.base.position import Position, end_at, state_at
 from grainmill._iterators.base.stage import Block, Stage, State
@@ -96,7 +96,7 @@ def checked_prefetch_buffer_size(size: int) -> int:
 
 
 @runs(ThreadPrefetch)
-class ThreadPrefetchStage(Stage):
+class ThreadPrefetchStage(CursorStage):
     """Prefetches up to `prefetch_buffer_size` elements of its parent; 0 means no thread.
 
     Failures and the end arrive in order. Either ends the thread, and the next `pull` after
@@ -108,9 +108,8 @@ class ThreadPrefetchStage(Stage):
     """
 
     def __init__(self, node: ThreadPrefetch, parent: Stage) -> None:
-        super().__init__(parent)
+        super().__init__(node, parent)
         self.set_up: list[Callable[[], None]] = []
-        self._cursor = Cursor(parent)
         self._size = node.prefetch_buffer_size
         self._queue: PrefetchQueue | None = None
         self._cancelled = self._closed = False

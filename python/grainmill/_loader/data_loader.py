@@ -17,7 +17,7 @@ from grainmill._loader.operations import Operated
 from grainmill._loader.samplers import IndexSampler, Sampler
 from grainmill._loader.state import Numbering, from_bytes, to_bytes
 from grainmill._plan import transforms
-from grainmill._plan.arguments import checked_integer
+from grainmill._plan.arguments import checked_integer, wrong_type
 from grainmill._plan.multiprocessing_options import (
     DEFAULT_WORKER_BUDGET,
     MultiprocessingOptions,
@@ -139,10 +139,7 @@ class DataLoader(Shown, Generic[Loaded_co]):
         check_source(data_source, "data_source")
         for name, indexed in (("data_source", data_source), ("sampler", sampler)):
             if not hasattr(indexed, "__getitem__"):
-                raise TypeError(
-                    f"`{name}` must have `__getitem__`, got {indexed!r} of type "
-                    f"{type(indexed).__name__}"
-                )
+                raise wrong_type(f"`{name}` must have `__getitem__`", indexed)
         if not isinstance(operations, Iterable):
             raise TypeError(
                 "`operations` must be a sequence of transforms, got one object: "
@@ -463,10 +460,7 @@ def load(
     """
     num_records = source_len(source)
     if num_records is None:
-        raise TypeError(
-            "`source` must have `__len__` and `__getitem__`, got "
-            f"{source!r} of type {type(source).__name__}"
-        )
+        raise wrong_type("`source` must have `__len__` and `__getitem__`", source)
     sampler = IndexSampler(
         num_records=num_records,
         shard_options=shard_options,

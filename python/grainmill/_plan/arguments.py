@@ -11,6 +11,11 @@ from typing import Any
 import numpy as np
 
 
+def wrong_type(expected: str, value: Any) -> TypeError:
+    """The error for a `value` of another type than `expected` says it must be."""
+    return TypeError(f"{expected}, got {value!r} of type {type(value).__name__}")
+
+
 def checked_integer(value: Any, name: str, *, minimum: int | None = None) -> int:
     """`value` as an `int`; NumPy integers are accepted, booleans are not.
 
@@ -29,9 +34,7 @@ def checked_integer(value: Any, name: str, *, minimum: int | None = None) -> int
         number = None
     if number is None:
         limit = "" if minimum is None else f" of at least {minimum}"
-        raise TypeError(
-            f"`{name}` must be an integer{limit}, got {value!r} of type {type(value).__name__}"
-        )
+        raise wrong_type(f"`{name}` must be an integer{limit}", value)
     if minimum is not None and number < minimum:
         raise ValueError(f"`{name}` must be at least {minimum}, got {number}")
     return number
@@ -45,7 +48,7 @@ def checked_number(value: Any, name: str) -> float:
         ValueError: `value` is infinite or NaN.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"`{name}` must be a number, got {value!r} of type {type(value).__name__}")
+        raise wrong_type(f"`{name}` must be a number", value)
     if not math.isfinite(value):
         raise ValueError(f"`{name}` must be finite, got {value}")
     return value  # type: ignore[return-value]
@@ -54,9 +57,7 @@ def checked_number(value: Any, name: str) -> float:
 def checked_callable(value: Any, name: str, expected: str) -> None:
     """Raises `TypeError` unless `value` is callable or `None`."""
     if value is not None and not callable(value):
-        raise TypeError(
-            f"`{name}` must be {expected} or None, got {value!r} of type {type(value).__name__}"
-        )
+        raise wrong_type(f"`{name}` must be {expected} or None", value)
 
 
 def checked_names(value: Any, name: str) -> tuple[Any, ...]:
@@ -66,9 +67,7 @@ def checked_names(value: Any, name: str) -> tuple[Any, ...]:
         TypeError: `value` is not a collection.
     """
     if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
-        raise TypeError(
-            f"`{name}` must be a sequence of names, got {value!r} of type {type(value).__name__}"
-        )
+        raise wrong_type(f"`{name}` must be a sequence of names", value)
     return tuple(value)
 
 

@@ -19,9 +19,13 @@ class Batching(Node):
 
     batch_size: int
     drop_remainder: bool
-    batch_fn: Callable[[list[Any]], Any] | None
+    batch_fn: Callable[[list[Any]], Any] | None = None
     stacks: ClassVar[bool] = True
     completes_last: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self._set(batch_size=checked_batch_size(self.batch_size))
+        checked_callable(self.batch_fn, "batch_fn", "a function of a list of elements")
 
     @property
     def runs_users_code(self) -> bool:  # type: ignore[override]
@@ -47,18 +51,6 @@ class Batching(Node):
 
     def _arguments(self) -> str:
         return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
-
-
-def checked_batching(batch_size: int, batch_fn: Any) -> int:
-    """Returns `batch_size` as an `int`.
-
-    Raises:
-        TypeError: It is not an integer, or `batch_fn` is neither callable nor `None`.
-        ValueError: It is not positive.
-    """
-    batch_size = checked_batch_size(batch_size)
-    checked_callable(batch_fn, "batch_fn", "a function of a list of elements")
-    return batch_size
 
 
 def checked_batch_size(batch_size: int) -> int:

@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, SupportsIndex, TypeAlias
 
 from grainmill._plan import transforms
+from grainmill._plan.arguments import wrong_type
 from grainmill._plan.deep_pickling import each_once, in_pieces
 
 if TYPE_CHECKING:
@@ -105,6 +106,11 @@ class Node:
     completes_last: ClassVar[bool] = False
     grows_by: ClassVar[str | None] = None
 
+    @classmethod
+    def after(cls, parent: Node, *fields: Any, **named: Any) -> Self:
+        """A node with these fields that consumes the elements of `parent`."""
+        return cls((parent,), *fields, **named)
+
     def __str__(self) -> str:
         return f"{self.dataset_name}{self._arguments()}"
 
@@ -114,7 +120,12 @@ class Node:
     def set_added_at(self, at: str | None) -> None:
         """Sets `added_at` unless it is known already."""
         if self.added_at is None:
-            object.__setattr__(self, "added_at", at)
+            self._set(added_at=at)
+
+    def _set(self, **fields: Any) -> None:
+        """Replaces fields of this node itself, as checks of what was given do."""
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
 
     @property
     def own_seed(self) -> int | None:
@@ -252,6 +263,11 @@ class MapNode(Node):
         """
         return []
 
+    @classmethod
+    def after(cls, parent: Node, *fields: Any, **named: Any) -> Self:
+        """See `Node.after`; as long as `parent`, which must have random access."""
+        return cls((parent,), random_access(parent).length, *fields, **named)
+
     def over(self, parents: tuple[Any, ...]) -> Self:
         """See `Node.over`; with the length of the parents."""
         return dataclasses.replace(self, parents=parents, length=parents[0].length)
@@ -297,10 +313,10 @@ def random_access(node: Node) -> MapNode:
     return node
 
 
-def function_of(transform: Any, kind: type, method: str) -> Callable[..., Any]:
+def function_of(transform: Any, kind: type) -> Callable[..., Any]:
     """`transform` as a callable: its method if it is a transform object, else itself."""
     if isinstance(transform, kind):
-        return getattr(transform, method)  # type: ignore[no-any-return]
+        return getattr(transform, _METHODS[kind])  # type: ignore[no-any-return]
     if isinstance(transform, type):
         check_not_class(transform)
     elif isinstance(transform, _TRANSFORM_CLASSES):
@@ -310,10 +326,8 @@ def function_of(transform: Any, kind: type, method: str) -> Callable[..., Any]:
             f"a `transforms.{other.__name__}`: use `ds.{_METHODS.get(other, 'apply')}(transform)`"
         )
     if not callable(transform):
-        raise TypeError(
-            f"`transform` must be callable or a `transforms.{kind.__name__}`, got {transform!r} "
-            f"of type {type(transform).__name__}"
-        )
+        expected = f"`transform` must be callable or a `transforms.{kind.__name__}`"
+        raise wrong_type(expected, transform)
     return transform  # type: ignore[no-any-return]
 
 
@@ -379,16 +393,10 @@ def transform_name(transform: Any) -> str:
 
 
 _SHOWN_PARTS = 3
-_TRANSFORM_CLASSES = (
-    transforms.Map,
-    transforms.RandomMap,
-    transforms.MapWithIndex,
-    transforms.Filter,
-    transforms.FlatMap,
-)
-_METHODS = {
+_METHODS: dict[type, str] = {
     transforms.Map: "map",
     transforms.RandomMap: "random_map",
     transforms.MapWithIndex: "map_with_index",
     transforms.Filter: "filter",
 }
+_TRANSFORM_CLASSES = (*_METHODS, transforms.FlatMap)

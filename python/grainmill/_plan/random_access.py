@@ -13,8 +13,9 @@ import numpy as np
 
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan import transforms
-from grainmill._plan.arguments import checked_integer, checked_number
-from grainmill._plan.batching import Batching, checked_batching, num_batches
+from grainmill._plan.applying import Applying, Filtering, RandomApplying
+from grainmill._plan.arguments import checked_integer, checked_number, wrong_type
+from grainmill._plan.batching import Batching, num_batches
 from grainmill._plan.node import (
     MapNode,
     Node,
@@ -22,12 +23,11 @@ from grainmill._plan.node import (
     StepKind,
     Tree,
     check_not_class,
-    function_of,
     random_access,
     transform_name,
 )
-from grainmill._plan.seeds import checked_shuffle_seed, derived_seed
-from grainmill._plan.spec import ShapeDtypeStruct, map_spec
+from grainmill._plan.seeds import checked_seed, checked_shuffle_seed, derived_seed
+from grainmill._plan.spec import ShapeDtypeStruct
 from grainmill._url import shown
 
 if TYPE_CHECKING:
@@ -207,28 +207,11 @@ class UserDefined(MapNode):
 
 
 @lazy_dataclass
-class Map(MapNode):
+class Map(Applying, MapNode):
     """A function of each element that is not `None`."""
 
-    transform: Any
-    function: Callable[[Any], Any]
     dataset_name: ClassVar[str] = "MapMapDataset"
     step_kind: ClassVar[StepKind | None] = "map"
-    runs_users_code: ClassVar[bool] = True
-    keeps_positions: ClassVar[bool] = True
-
-    @classmethod
-    def of(cls, parent: Node, transform: Any) -> Self:
-        """A node that maps elements of `parent`."""
-        function = function_of(transform, transforms.Map, "map")
-        return cls((parent,), random_access(parent).length, transform, function)
-
-    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
-        """See `Node.spec`."""
-        return map_spec(self.transform, lambda: spec_of(self.parent))
-
-    def _arguments(self) -> str:
-        return f"(transform={transform_name(self.transform)})"
 
 
 @lazy_dataclass
@@ -236,61 +219,25 @@ class MapWithIndex(Map):
     """A function of the requested position, not reduced to one epoch, and the element."""
 
     dataset_name: ClassVar[str] = "MapWithIndexMapDataset"
+    transform_kind: ClassVar[type] = transforms.MapWithIndex
     step_kind: ClassVar[StepKind | None] = "indexed"
-
-    @classmethod
-    def of(cls, parent: Node, transform: Any) -> Self:
-        """A node that maps (index, element) pairs of `parent`."""
-        function = function_of(transform, transforms.MapWithIndex, "map_with_index")
-        return cls((parent,), random_access(parent).length, transform, function)
 
 
 @lazy_dataclass
-class Filter(Map):
+class Filter(Filtering, Map):
     """Replaces elements for which a predicate is false by `None`."""
 
     dataset_name: ClassVar[str] = "FilterMapDataset"
     step_kind: ClassVar[StepKind | None] = "filter"
     drops_elements: ClassVar[bool] = True
 
-    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
-        """See `Node.spec`."""
-        return spec_of(self.parent)
-
-    @classmethod
-    def of(cls, parent: Node, transform: Any) -> Self:
-        """A node that keeps the elements of `parent` for which `transform` is true."""
-        function = function_of(transform, transforms.Filter, "filter")
-        return cls((parent,), random_access(parent).length, transform, function)
-
 
 @lazy_dataclass
-class RandomMap(Map):
+class RandomMap(RandomApplying, Map):
     """A function of the element and a generator keyed by (`seed`, index)."""
 
-    seed: int
     dataset_name: ClassVar[str] = "RandomMapMapDataset"
     step_kind: ClassVar[StepKind | None] = "random"
-
-    @classmethod
-    def of(cls, parent: Node, transform: Any, seed: int | None) -> Self:  # type: ignore[override]
-        """A node that maps elements of `parent` with random numbers."""
-        function = function_of(transform, transforms.RandomMap, "random_map")
-        node = cls((parent,), random_access(parent).length, transform, function, -1)
-        return dataclasses.replace(node, seed=random_map_seed(node, seed))
-
-
-def random_map_seed(node: Node, seed: int | None) -> int:
-    """The seed of a random map: `seed`, or one derived from `ds.seed(...)` upstream."""
-    if seed is None:
-        seed = derived_seed(node)
-    if seed is None:
-        raise ValueError(
-            "`random_map` requires a seed. Please either provide it with `ds.seed(seed)` before "
-            "any random transformations or pass it directly with "
-            "`ds.random_map(transform, seed=seed)`."
-        )
-    return checked_seed(seed)
 
 
 @lazy_dataclass
@@ -305,7 +252,7 @@ class Shuffle(MapNode):
     @classmethod
     def of(cls, parent: Node, seed: int | None) -> Self:
         """A node that permutes each epoch of `parent`."""
-        node = cls((parent,), random_access(parent).length, -1)
+        node = cls.after(parent, -1)
         if seed is None:
             seed = derived_seed(node)
         if seed is None:
@@ -334,7 +281,7 @@ class WindowShuffle(MapNode):
     def of(cls, parent: Node, window_size: int, seed: int) -> Self:
         """A node that permutes each window of `parent`."""
         window_size = checked_integer(window_size, "window_size", minimum=1)
-        return cls((parent,), random_access(parent).length, window_size, checked_shuffle_seed(seed))
+        return cls.after(parent, window_size, checked_shuffle_seed(seed))
 
     def tree(self, *upstream: Tree) -> Tree:
         """See `MapNode.tree`."""
@@ -454,22 +401,15 @@ class Repeat(MapNode):
     rearranges: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True
 
-    @classmethod
-    def of(cls, parent: Node, num_epochs: int | None, *, reseed_each_epoch: bool) -> Self:
-        """A node that reads `num_epochs` epochs of `parent`, endlessly if `None`."""
-        length = random_access(parent).length
-        num_epochs = checked_epochs(num_epochs)
-        if length >= ENDLESS:
+    def __post_init__(self) -> None:
+        parent, num_epochs = random_access(self.parent), checked_epochs(self.num_epochs)
+        if parent.length >= ENDLESS:
             raise ValueError(
                 f"Repeating already infinite dataset {parent} does nothing."
                 " `repeat` it once, at the end."
             )
-        repeated = min(ENDLESS, length * (ENDLESS if num_epochs is None else num_epochs))
-        return cls((parent,), repeated, num_epochs, reseed_each_epoch)
-
-    def over(self, parents: tuple[MapNode, ...]) -> Self:
-        """See `MapNode.over`."""
-        return self.of(parents[0], self.num_epochs, reseed_each_epoch=self.reseed_each_epoch)
+        length = min(ENDLESS, parent.length * (ENDLESS if num_epochs is None else num_epochs))
+        self._set(length=length, num_epochs=num_epochs)
 
     def _arguments(self) -> str:
         return f"(num_epochs={self.num_epochs})"
@@ -487,19 +427,9 @@ class Batch(Batching, MapNode):
 
     dataset_name: ClassVar[str] = "BatchMapDataset"
 
-    @classmethod
-    def of(
-        cls,
-        parent: Node,
-        batch_size: int,
-        *,
-        drop_remainder: bool,
-        batch_fn: Callable[[list[Any]], Any] | None,
-    ) -> Self:
-        """A node that batches each epoch of `parent`."""
-        length = random_access(parent).length
-        batch_size = checked_batching(batch_size, batch_fn)
-        for node in parent.walk():
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for node in self.parent.walk():
             if node.drops_elements:
                 stage = "`MapDataset.filter`" if isinstance(node, Filter) else node.dataset_name
                 stage = stage if stage.startswith("`") else f"`{stage}`"
@@ -507,17 +437,9 @@ class Batch(Batching, MapNode):
                     f"`MapDataset.batch` can not follow {stage} because it may drop elements and "
                     "batches would have unequal sizes. Use `ds.to_iter_dataset().batch(...)`."
                 )
-        batches = num_batches(length, batch_size, drop_remainder=drop_remainder)
-        return cls((parent,), batches, batch_size, drop_remainder, batch_fn)
-
-    def over(self, parents: tuple[MapNode, ...]) -> Self:
-        """See `MapNode.over`."""
-        return self.of(
-            parents[0],
-            self.batch_size,
-            drop_remainder=self.drop_remainder,
-            batch_fn=self.batch_fn,
-        )
+        length = random_access(self.parent).length
+        batches = num_batches(length, self.batch_size, drop_remainder=self.drop_remainder)
+        self._set(length=batches)
 
     def inputs(self, index: int) -> list[tuple[int, int | range]]:
         """See `MapNode.inputs`."""
@@ -553,10 +475,8 @@ def check_flat_map(transform: Any) -> None:
     if isinstance(transform, type):
         check_not_class(transform)
     if not callable(getattr(transform, "flat_map", None)):
-        raise TypeError(
-            "`transform` must be a `FlatMapTransform` or have a method `flat_map`, got "
-            f"{transform!r} of type {type(transform).__name__}"
-        )
+        expected = "`transform` must be a `FlatMapTransform` or have a method `flat_map`"
+        raise wrong_type(expected, transform)
 
 
 @lazy_dataclass
@@ -605,20 +525,12 @@ class FlatMap(MapNode):
     runs_users_code: ClassVar[bool] = True
     drops_elements: ClassVar[bool] = True
 
-    @classmethod
-    def of(cls, parent: Node, transform: transforms.FlatMapLike[Any, Any]) -> Self:
-        """A node that replaces each element of `parent` by several."""
-        check_flat_map(transform)
-        fan_out = getattr(transform, "max_fan_out", None)
-        fan_out = checked_integer(
-            fan_out, f"max_fan_out` of `{type(transform).__name__}", minimum=1
-        )
-        length = min(ENDLESS, fan_out * random_access(parent).length)
-        return cls((parent,), length, transform)
-
-    def over(self, parents: tuple[MapNode, ...]) -> Self:
-        """See `MapNode.over`."""
-        return self.of(parents[0], self.transform)
+    def __post_init__(self) -> None:
+        check_flat_map(self.transform)
+        name = f"max_fan_out` of `{type(self.transform).__name__}"
+        fan_out = getattr(self.transform, "max_fan_out", None)
+        fan_out = checked_integer(fan_out, name, minimum=1)
+        self._set(length=min(ENDLESS, fan_out * random_access(self.parent).length))
 
     def inputs(self, index: int) -> list[tuple[int, int | range]]:
         """See `MapNode.inputs`."""
@@ -634,19 +546,13 @@ class Zip(MapNode):
 
     dataset_name: ClassVar[str] = "ZipMapDataset"
 
-    @classmethod
-    def of(cls, parents: Sequence[Node]) -> Self:
-        """A node that zips `parents`, which have equal lengths."""
-        if not parents:
+    def __post_init__(self) -> None:
+        if not self.parents:
             raise ValueError("Must provide at least one dataset to zip.")
-        lengths = [random_access(parent).length for parent in parents]
+        lengths = [random_access(parent).length for parent in self.parents]
         if len(set(lengths)) > 1:
             raise ValueError(f"All datasets to zip must have the same length, got {lengths}.")
-        return cls(tuple(parents), lengths[0])
-
-    def over(self, parents: tuple[MapNode, ...]) -> Self:
-        """See `MapNode.over`."""
-        return self.of(parents)
+        self._set(length=lengths[0])
 
     def inputs(self, index: int) -> list[tuple[int, int | range]]:
         """See `MapNode.inputs`."""
@@ -675,29 +581,26 @@ class Mix(MapNode):
         chosen = tuple(weights) if weights is not None else (1.0,) * len(parents)
         check_weights(parents, chosen)
         proportions = (1,) * len(parents) if weights is None else integer_proportions(chosen)
-        return cls(tuple(parents), cls.length_of(parents, proportions), proportions)
+        return cls(tuple(parents), 0, proportions)
 
-    def over(self, parents: tuple[MapNode, ...]) -> Self:
-        """See `MapNode.over`."""
-        length = self.length_of(parents, self.proportions)
-        return dataclasses.replace(self, parents=parents, length=length)
-
-    @staticmethod
-    def length_of(parents: Sequence[Node], proportions: Sequence[int]) -> int:
-        """Number of elements before the first of `parents` is exhausted; none may be empty."""
-        lengths = [random_access(parent).length for parent in parents]
-        empty = [f"index {k} ({parents[k]})" for k, length in enumerate(lengths) if not length]
-        if empty:
+    def __post_init__(self) -> None:
+        lengths = [random_access(parent).length for parent in self.parents]
+        if empty := [
+            f"index {number} ({self.parents[number]})"
+            for number, length in enumerate(lengths)
+            if not length
+        ]:
             raise ValueError(
                 "All datasets must have positive length for mixing, but dataset(s) at "
                 f"{', '.join(empty)} have length 0."
             )
-        total = sum(proportions)
+        total = sum(self.proportions)
         # Rounded in floating point: the length of existing mixtures must not change.
         length = min(
-            length / (share / total) for length, share in zip(lengths, proportions, strict=True)
+            length / (share / total)
+            for length, share in zip(lengths, self.proportions, strict=True)
         )
-        return min(ENDLESS, int(length))
+        self._set(length=min(ENDLESS, int(length)))
 
     def __str__(self) -> str:
         return f"{self.dataset_name}[{len(self.parents)} parents]"
@@ -773,20 +676,14 @@ class Concatenate(MapNode):
     joins: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True
 
-    @classmethod
-    def of(cls, parents: Sequence[Node]) -> Self:
-        """A node that concatenates `parents`."""
-        if not parents:
+    def __post_init__(self) -> None:
+        if not self.parents:
             raise ValueError("Must specify at least one dataset to concatenate.")
-        lengths = [random_access(parent).length for parent in parents]
-        for parent, length in zip(parents, lengths, strict=True):
+        lengths = [random_access(parent).length for parent in self.parents]
+        for parent, length in zip(self.parents, lengths, strict=True):
             if length >= ENDLESS:
                 raise ValueError(f"Cannot concatenate infinite datasets. {parent} is infinite.")
-        return cls(tuple(parents), min(ENDLESS, sum(lengths)))
-
-    def over(self, parents: tuple[MapNode, ...]) -> Self:
-        """See `MapNode.over`."""
-        return self.of(parents)
+        self._set(length=min(ENDLESS, sum(lengths)))
 
     def _arguments(self) -> str:
         return f"[{len(self.parents)} parents]"
@@ -810,19 +707,8 @@ class Seed(MapNode):
     @classmethod
     def of(cls, parent: Node, seed: int | None) -> Self:
         """A node that sets `seed`, any non-negative integer; with `None`, it sets none."""
-        own_seed = None if seed is None else checked_seed(seed)
-        return cls((parent,), random_access(parent).length, own_seed=own_seed)
+        return cls.after(parent, own_seed=None if seed is None else checked_seed(seed))
 
     def tree(self, *upstream: Tree) -> Tree:
         """See `MapNode.tree`."""
         return upstream[0]
-
-
-def checked_seed(seed: int) -> int:
-    """Returns `seed` as an `int`.
-
-    Raises:
-        TypeError: `seed` is not an integer.
-        ValueError: `seed` is negative.
-    """
-    return checked_integer(seed, "seed", minimum=0)

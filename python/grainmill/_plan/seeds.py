@@ -43,6 +43,16 @@ def _seeded(node: Node) -> set[int]:
     return found
 
 
+def checked_seed(seed: int) -> int:
+    """Returns `seed` as an `int`.
+
+    Raises:
+        TypeError: `seed` is not an integer.
+        ValueError: `seed` is negative.
+    """
+    return checked_integer(seed, "seed", minimum=0)
+
+
 def checked_shuffle_seed(seed: int) -> int:
     """Returns `seed` as an `int`.
 

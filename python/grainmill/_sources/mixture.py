@@ -8,7 +8,7 @@ import re
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from grainmill._dataset.iter_dataset import IterDataset, PlannedIterDataset, node_of
+from grainmill._dataset.iter_dataset import IterDataset, PlannedIterDataset, node_of, nodes_of
 from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
 from grainmill._iterators.mix import Mix
 from grainmill._plan import random_access
@@ -124,12 +124,11 @@ def mix_from_text(
         )
     mixed: Any
     if MapDataset in kinds.values():
-        nodes = [node_of(dataset) for dataset in datasets.values()]
-        node = random_access.Mix.of(nodes, [float(weight) for weight in weights.values()])
+        floats = [float(weight) for weight in weights.values()]
+        node = random_access.Mix.of(nodes_of(datasets.values()), floats)
         if exact:
             proportions = _proportions(text, list(weights.values()))
-            length = random_access.Mix.length_of(nodes, proportions)
-            node = dataclasses.replace(node, proportions=proportions, length=length)
+            node = dataclasses.replace(node, proportions=proportions)
         mixed = PlannedMapDataset(node)
     else:
         # The names are in states.

@@ -6,7 +6,7 @@ import enum
 import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from grainmill._plan.arguments import check_at_least, checked_integer, checked_n
 
 if TYPE_CHECKING:
     from grainmill._dataset.element_types import AnyDataset
-    from grainmill._plan.node import Node
 
 _PULL_LEN = 32
 """How many elements to pull from the parent at a time."""
@@ -53,11 +52,11 @@ class ConcatThenSplit(Regrouping):
     """Sequences concatenated and split into full rows."""
 
     length_struct: Mapping[str, int]
-    meta_features: tuple[str, ...]
-    split_full_length_features: bool
-    bos_handling: BOSHandling
-    bos_features: tuple[str, ...]
-    bos_token_id: int | None
+    meta_features: Collection[str] = ()
+    split_full_length_features: bool = True
+    bos_handling: BOSHandling = BOSHandling.DO_NOTHING
+    bos_features: Collection[str] = ()
+    bos_token_id: int | None = None
     dataset_name: ClassVar[str] = "ConcatThenSplitIterDataset"
     saves: ClassVar[str] = "the sequence that is split, and the rows since"
     parent_key: ClassVar[str | None] = "parent_state"
@@ -66,19 +65,8 @@ class ConcatThenSplit(Regrouping):
     is_native: ClassVar[bool] = True
     keeps_length: ClassVar[bool] = False
 
-    @classmethod
-    def of(
-        cls,
-        parent: Node,
-        *,
-        length_struct: Mapping[str, int],
-        meta_features: Collection[str] = (),
-        split_full_length_features: bool = True,
-        bos_handling: BOSHandling = BOSHandling.DO_NOTHING,
-        bos_features: Collection[str] = (),
-        bos_token_id: int | None = None,
-    ) -> Self:
-        """A node that concatenates the sequences of `parent` and splits them into rows."""
+    def __post_init__(self) -> None:
+        length_struct, bos_handling = self.length_struct, self.bos_handling
         if not isinstance(length_struct, Mapping):
             raise TypeError(
                 "`length_struct` must be a mapping from feature names to lengths, got "
@@ -86,8 +74,8 @@ class ConcatThenSplit(Regrouping):
             )
         if not length_struct:
             raise ValueError("`length_struct` must name at least one feature, got {}")
-        meta_features = checked_names(meta_features, "meta_features")
-        bos_features = checked_names(bos_features, "bos_features")
+        meta_features = checked_names(self.meta_features, "meta_features")
+        bos_features = checked_names(self.bos_features, "bos_features")
         for name, features in (("meta_features", meta_features), ("bos_features", bos_features)):
             if unknown := [feature for feature in features if feature not in length_struct]:
                 raise ValueError(
@@ -98,29 +86,25 @@ class ConcatThenSplit(Regrouping):
             check_at_least(length, 1, f"`length_struct` of `{name}`")
         if not isinstance(bos_handling, BOSHandling):
             raise TypeError(f"`bos_handling` must be a `BOSHandling`, got {bos_handling!r}")
-        if bos_token_id is not None:
-            bos_token_id = checked_integer(bos_token_id, "bos_token_id")
+        if self.bos_token_id is not None:
+            self._set(bos_token_id=checked_integer(self.bos_token_id, "bos_token_id"))
         if bos_handling is BOSHandling.DO_NOTHING:
-            if bos_token_id is not None or bos_features:
+            if self.bos_token_id is not None or bos_features:
                 raise ValueError(
                     f"bos_handling={bos_handling} indicates that BOS handling is not used. So "
                     "bos_token_id and bos_features should not be set."
                 )
-        elif bos_token_id is None:
+        elif self.bos_token_id is None:
             raise ValueError(f"bos_token_id must be set if bos_handling is {bos_handling}.")
         if set(bos_features) & set(meta_features):
             raise ValueError(
                 "bos_features and meta_features should not overlap. bos_features: "
                 f"{list(bos_features)}, meta_features: {list(meta_features)}"
             )
-        return cls(
-            (parent,),
-            dict(length_struct),
-            meta_features,
-            split_full_length_features,
-            bos_handling,
-            bos_features,
-            bos_token_id,
+        self._set(
+            length_struct=dict(length_struct),
+            meta_features=meta_features,
+            bos_features=bos_features,
         )
 
 
@@ -181,7 +165,7 @@ class ConcatThenSplitIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
         bos_features: Collection[str] = (),
         bos_token_id: int | None = None,
     ) -> None:
-        node = ConcatThenSplit.of(
+        node = ConcatThenSplit.after(
             node_of(parent),
             length_struct=length_struct,
             meta_features=meta_features,

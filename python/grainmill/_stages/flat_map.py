@@ -43,7 +43,7 @@ class FlatMapMapDataset(PlannedMapDataset[T_co]):
     """
 
     def __init__(self, parent: MapDataset[S], transform: transforms.FlatMapLike[S, T_co]) -> None:
-        super().__init__(random_access.FlatMap.of(node_of(parent), transform), (parent,))
+        super().__init__(random_access.FlatMap.after(node_of(parent), transform), (parent,))
 
 
 class FlatMapIterDataset(PlannedIterDataset[T_co]):

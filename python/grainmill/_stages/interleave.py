@@ -54,7 +54,8 @@ class InterleaveIterDataset(PlannedIterDataset[T_co]):
         iter_buffer_size: int = 1,
     ) -> None:
         super().__init__(
-            Interleave.of(
+            Interleave(
+                (),
                 datasets,
                 cycle_length,
                 num_make_iter_threads,

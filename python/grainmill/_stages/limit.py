@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._iterators.base.checked_state import CheckedState
-from grainmill._iterators.base.cursor import Cursor
+from grainmill._iterators.base.cursor import CursorStage
 from grainmill._iterators.base.node import Length, Passing, runs
 from grainmill._iterators.base.position import end_at
 from grainmill._iterators.base.stage import Block, Stage, State, num_after
@@ -79,13 +79,11 @@ class LimitIterDataset(PlannedIterDataset[T_co]):
 
 
 @runs(Limit)
-class LimitStage(Stage):
+class LimitStage(CursorStage):
     """Returns the first `count` elements of its parent, and never pulls more."""
 
     def __init__(self, node: Limit, parent: Stage) -> None:
-        super().__init__(parent)
-        self._cursor = Cursor(parent)
-        self._node = node
+        super().__init__(node, parent)
         self._limit = node.count
         self._reset(0)
 

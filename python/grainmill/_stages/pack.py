@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grainmill._dataset.element_types import AnyDataset
-    from grainmill._plan.node import Node
 
 _MIN_PULL, _MAX_PULL = 32, 256
 """Limits of the number of elements to pull at a time: as many as the last batch took."""
@@ -39,13 +38,13 @@ class FitPack(Regrouping):
     best_fit: bool
     length_struct: Mapping[str, Any]
     num_packing_bins: int
-    seed: int
-    shuffle_bins: bool
-    shuffle_bins_group_by_feature: str | None
-    meta_features: tuple[str, ...]
-    pack_alignment_struct: Mapping[str, int] | None
-    padding_struct: Mapping[str, Any] | None
-    max_sequences_per_bin: int | None
+    seed: int = 0
+    shuffle_bins: bool = True
+    shuffle_bins_group_by_feature: str | None = None
+    meta_features: Collection[str] = ()
+    pack_alignment_struct: Mapping[str, Any] | None = None
+    padding_struct: Mapping[str, Any] | None = None
+    max_sequences_per_bin: int | None = None
     saves: ClassVar[str] = "the row of a batch of bins, which is packed again"
     parent_key: ClassVar[str | None] = "parent"
     restart_key: ClassVar[str | None] = "next_row"
@@ -54,69 +53,46 @@ class FitPack(Regrouping):
     keeps_length: ClassVar[bool] = False
     restarts_before: ClassVar[bool] = True
 
-    @classmethod
-    def of(
-        cls,
-        parent: Node,
-        *,
-        best_fit: bool,
-        length_struct: Mapping[str, Any],
-        num_packing_bins: int,
-        seed: int = 0,
-        shuffle_bins: bool = True,
-        shuffle_bins_group_by_feature: str | None = None,
-        meta_features: Collection[str] = (),
-        pack_alignment_struct: Mapping[str, Any] | None = None,
-        padding_struct: Mapping[str, Any] | None = None,
-        max_sequences_per_bin: int | None = None,
-    ) -> Self:
-        """A node that packs the sequences of `parent` into `num_packing_bins` bins at a time."""
-        if max_sequences_per_bin is not None:
-            max_sequences_per_bin = checked_integer(max_sequences_per_bin, "max_sequences_per_bin")
-            if max_sequences_per_bin <= 0:
+    def __post_init__(self) -> None:
+        limit = self.max_sequences_per_bin
+        if limit is not None:
+            limit = checked_integer(limit, "max_sequences_per_bin")
+            if limit <= 0:
                 raise ValueError(
                     "If specified, `max_sequences_per_bin` must be a positive integer, but got "
-                    f"{max_sequences_per_bin}."
+                    f"{limit}."
                 )
-        num_packing_bins = checked_integer(num_packing_bins, "num_packing_bins", minimum=1)
-        seed = checked_integer(seed, "seed", minimum=0)
-        meta_features = checked_names(meta_features, "meta_features")
-        lengths = dict(leaves(length_struct, "length_struct"))
+        self._set(
+            max_sequences_per_bin=limit,
+            num_packing_bins=checked_integer(self.num_packing_bins, "num_packing_bins", minimum=1),
+            seed=checked_integer(self.seed, "seed", minimum=0),
+            meta_features=checked_names(self.meta_features, "meta_features"),
+        )
+        self._check_structs()
+        flat = [n for n, inner in self.length_struct.items() if not isinstance(inner, Mapping)]
+        if self.shuffle_bins_group_by_feature not in {None, *flat, *self.meta_features}:
+            raise ValueError(
+                "`shuffle_bins_group_by_feature` must be a feature of `length_struct`, not a "
+                f"nested one, or of `meta_features`, {[*flat, *self.meta_features]}, got "
+                f"{self.shuffle_bins_group_by_feature!r}"
+            )
+
+    def _check_structs(self) -> None:
+        """Raises an error unless lengths and alignments are numbers of the same features."""
+        lengths = dict(leaves(self.length_struct, "length_struct"))
         if not lengths:
             raise ValueError("`length_struct` must name at least one feature, got {}")
         for path, length in lengths.items():
             check_at_least(length, 0, f"`length_struct` of `{'/'.join(map(str, path))}`")
-        for name, struct in (
-            ("pack_alignment_struct", pack_alignment_struct),
-            ("padding_struct", padding_struct),
-        ):
+        for name in ("pack_alignment_struct", "padding_struct"):
+            struct = getattr(self, name)
             if struct is not None and {path for path, _ in leaves(struct, name)} != set(lengths):
                 raise ValueError(
-                    f"`{name}` must have the structure of `length_struct` {dict(length_struct)}, "
-                    f"got {dict(struct)}"
+                    f"`{name}` must have the structure of `length_struct` "
+                    f"{dict(self.length_struct)}, got {dict(struct)}"
                 )
-        for path, alignment in leaves(pack_alignment_struct or {}, "pack_alignment_struct"):
+        for path, alignment in leaves(self.pack_alignment_struct or {}, "pack_alignment_struct"):
             check_at_least(alignment, 1, f"`pack_alignment_struct` of `{'/'.join(map(str, path))}`")
-        flat = [name for name, inner in length_struct.items() if not isinstance(inner, Mapping)]
-        if shuffle_bins_group_by_feature not in {None, *flat, *meta_features}:
-            raise ValueError(
-                "`shuffle_bins_group_by_feature` must be a feature of `length_struct`, not a "
-                f"nested one, or of `meta_features`, {[*flat, *meta_features]}, got "
-                f"{shuffle_bins_group_by_feature!r}"
-            )
-        return cls(
-            (parent,),
-            best_fit,
-            length_struct,
-            num_packing_bins,
-            seed,
-            shuffle_bins,
-            shuffle_bins_group_by_feature,
-            meta_features,
-            pack_alignment_struct,
-            padding_struct,
-            max_sequences_per_bin,
-        )
 
     def __str__(self) -> str:
         return "BestFitPackIterDataset" if self.best_fit else "FirstFitPackIterDataset"
@@ -141,7 +117,7 @@ class _FitPackIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
         padding_struct: Any = None,
         max_sequences_per_bin: int | None = None,
     ) -> None:
-        node = FitPack.of(
+        node = FitPack.after(
             node_of(parent),
             best_fit=self._best_fit,
             length_struct=length_struct,

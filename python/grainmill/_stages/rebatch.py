@@ -12,7 +12,7 @@ from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.base.checked_state import CheckedState
-from grainmill._iterators.base.cursor import END, Cursor
+from grainmill._iterators.base.cursor import END, CursorStage
 from grainmill._iterators.base.group_len import GroupLen
 from grainmill._iterators.base.node import Regrouping, runs
 from grainmill._iterators.base.position import Position, state_at
@@ -91,7 +91,7 @@ class RebatchIterDataset(PlannedIterDataset[T_co]):
 
 
 @runs(Rebatch)
-class RebatchStage(Stage):
+class RebatchStage(CursorStage):
     """Regroups rows along the first axis of every leaf.
 
     A batch that lies within one batch of the parent is a view of it. A state holds the parent's
@@ -101,9 +101,7 @@ class RebatchStage(Stage):
     pull_size = 1 << 20  # all batches within one of the parent are available together
 
     def __init__(self, node: Rebatch, parent: Stage) -> None:
-        super().__init__(parent)
-        self._cursor = Cursor(parent)
-        self._node = node
+        super().__init__(node, parent)
         self._size = node.batch_size
         self._drop_remainder = node.drop_remainder
         self._reset(0)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._iterators.base.checked_state import CheckedState
-from grainmill._iterators.base.cursor import Cursor
+from grainmill._iterators.base.cursor import CursorStage
 from grainmill._iterators.base.node import Length, Passing, runs
 from grainmill._iterators.base.position import Position, end_at, state_at
-from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.random_access import ENDLESS, checked_epochs
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from grainmill._dataset.element_types import AnyDataset
-    from grainmill._iterators.base.stage import StateAfter
+    from grainmill._iterators.base.stage import Block, Stage, State, StateAfter
     from grainmill._plan.node import Node
 
 
@@ -76,16 +75,14 @@ class RepeatIterDataset(PlannedIterDataset[T_co]):
 
 
 @runs(Repeat)
-class RepeatStage(Stage):
+class RepeatStage(CursorStage):
     """Restores its parent to its initial state whenever it ends.
 
     An epoch without any element is the last one, since repeating it would never end.
     """
 
     def __init__(self, node: Repeat, parent: Stage) -> None:
-        super().__init__(parent)
-        self._cursor = Cursor(parent)
-        self._node = node
+        super().__init__(node, parent)
         self._num_epochs = node.num_epochs
         self._reset(0)
 

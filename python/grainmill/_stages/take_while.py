@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.base.checked_state import CheckedState
-from grainmill._iterators.base.cursor import Cursor
+from grainmill._iterators.base.cursor import CursorStage
 from grainmill._iterators.base.node import Length, Passing, runs
 from grainmill._iterators.base.position import Position, state_at
 from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._iterators.notes import note_stage
 from grainmill._lazy_dataclass import lazy_dataclass
-from grainmill._plan import transforms
-from grainmill._plan.node import Node, function_of, transform_name
+from grainmill._plan.applying import Filtering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,29 +23,18 @@ if TYPE_CHECKING:
     import numpy as np
 
     from grainmill._dataset.element_types import AnyDataset
+    from grainmill._plan import transforms
 
 
 @lazy_dataclass
-class TakeWhile(Passing):
+class TakeWhile(Filtering, Passing):
     """The elements before the first for which a predicate is false."""
 
-    transform: Any
-    function: Callable[..., Any]
     dataset_name: ClassVar[str] = "TakeWhileIterDataset"
-    runs_users_code: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True
     saves: ClassVar[str] = "whether it has ended"
     parent_key: ClassVar[str | None] = "parent"
-    keeps_positions: ClassVar[bool] = True
     keeps_length: ClassVar[bool] = False
-
-    @classmethod
-    def of(cls, parent: Node, transform: Any) -> Self:
-        """A node that ends at the first element for which `transform` is false."""
-        return cls((parent,), transform, function_of(transform, transforms.Filter, "filter"))
-
-    def _arguments(self) -> str:
-        return f"(transform={transform_name(self.transform)})"
 
     def num_elements(self, parents: Sequence[Length]) -> Length:
         """See `SequentialNode.num_elements`."""
@@ -79,17 +67,15 @@ class TakeWhileIterDataset(PlannedIterDataset[T_co]):
 
 
 @runs(TakeWhile)
-class TakeWhileStage(Stage):
+class TakeWhileStage(CursorStage):
     """Calls the predicate once for each element, when that is requested.
 
     The rejected element is taken from the parent; the state then says that the stage has ended.
     """
 
     def __init__(self, node: TakeWhile, parent: Stage) -> None:
-        super().__init__(parent)
-        self._node = node
+        super().__init__(node, parent)
         self._predicate = node.function
-        self._cursor = Cursor(parent)
         self._ended = False
 
     def pull(self, limit: int) -> Block:

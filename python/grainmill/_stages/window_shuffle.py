@@ -9,7 +9,7 @@ from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
 from grainmill._iterators.base.checked_state import CheckedState
-from grainmill._iterators.base.cursor import Cursor
+from grainmill._iterators.base.cursor import CursorStage
 from grainmill._iterators.base.group_len import FULL, GroupLen
 from grainmill._iterators.base.node import Regrouping, runs
 from grainmill._iterators.base.position import Position, state_at
@@ -104,7 +104,7 @@ class WindowShuffleIterDataset(PlannedIterDataset[T_co]):
 
 
 @runs(WindowShuffle)
-class WindowShuffleStage(Stage):
+class WindowShuffleStage(CursorStage):
     """Fills a window from its parent, then delivers it in a random order.
 
     A state holds the parent's state at the start of the window; restoring fills the window again.
@@ -112,9 +112,7 @@ class WindowShuffleStage(Stage):
     """
 
     def __init__(self, node: WindowShuffle, parent: Stage) -> None:
-        super().__init__(parent)
-        self._cursor = Cursor(parent)
-        self._node = node
+        super().__init__(node, parent)
         self._size = self.pull_size = node.window_size
         self._seed = node.seed
         self._reset(0, 0, FULL)

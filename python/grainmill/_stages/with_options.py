@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._iterators.settings import WithOptions
+from grainmill._plan.arguments import wrong_type
 from grainmill._plan.options import DatasetOptions
 
 if TYPE_CHECKING:
@@ -36,8 +37,5 @@ class WithOptionsIterDataset(PlannedIterDataset[T_co]):
 
     def __init__(self, parent: AnyDataset[T_co], options: DatasetOptions) -> None:
         if not isinstance(options, DatasetOptions):
-            raise TypeError(
-                f"`options` must be a `DatasetOptions`, got {options!r} of type "
-                f"{type(options).__name__}"
-            )
+            raise wrong_type("`options` must be a `DatasetOptions`", options)
         super().__init__(WithOptions((node_of(parent),), options), (parent,))

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from grainmill._dataset.element_types import A, B, C, T_co
-from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
+from grainmill._dataset.iter_dataset import PlannedIterDataset, nodes_of
 from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
 from grainmill._iterators.base.checked_state import CheckedState
 from grainmill._iterators.base.cursor import END, Cursor
@@ -99,7 +99,7 @@ class ZipMapDataset(PlannedMapDataset[T_co]):
         self: ZipMapDataset[tuple[Any, ...]], parents: Sequence[MapDataset[Any]]
     ) -> None: ...
     def __init__(self, parents: Sequence[MapDataset[Any]]) -> None:
-        super().__init__(random_access.Zip.of([node_of(parent) for parent in parents]), parents)
+        super().__init__(random_access.Zip(nodes_of(parents), 0), parents)
 
 
 class ZipIterDataset(PlannedIterDataset[T_co]):
@@ -143,8 +143,7 @@ class ZipIterDataset(PlannedIterDataset[T_co]):
     def __init__(self, parents: Sequence[AnyDataset[Any]], *, strict: bool = True) -> None:
         if not len(parents):
             raise ValueError("At least one parent must be provided. `parents` is empty.")
-        nodes = tuple(node_of(parent) for parent in parents)
-        super().__init__(Zip(nodes, strict), parents)
+        super().__init__(Zip(nodes_of(parents), strict), parents)
 
 
 @runs(Zip)

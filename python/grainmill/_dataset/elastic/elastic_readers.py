@@ -316,7 +316,7 @@ def _opened(
     """The iterator over the elements of one process, in batches unless these have no size."""
     size = local_batch_size(global_batch_size, options.shard_count)
     if size > 0:
-        node = Batch.of(node, size, drop_remainder=False, batch_fn=None)
+        node = Batch.after(node, size, drop_remainder=False)
     return iterator_over(node)
 
 

@@ -20,12 +20,18 @@ from grainmill._plan.sharding import ShardOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import TypedDict, Unpack
 
     from numpy.typing import NDArray
 
     from grainmill._dataset.elastic.elastic_readers import ByUsersShards
     from grainmill._dataset.element_types import AnyDataset
     from grainmill._plan.multiprocessing_options import MultiprocessingOptions
+
+    class _Options(TypedDict, total=False):
+        read_options: ReadOptions
+        multiprocessing_options: MultiprocessingOptions | None
+
 
 _READ_OPTIONS = ReadOptions()
 
@@ -111,9 +117,7 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         ds: AnyDataset[Never],
         global_batch_size: int,
         shard_options: ShardOptions,
-        *,
-        read_options: ReadOptions = ...,
-        multiprocessing_options: MultiprocessingOptions | None = None,
+        **options: Unpack[_Options],
     ) -> None: ...
     @overload
     def __init__(
@@ -121,9 +125,7 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         ds: AnyDataset[NDArray[D]],
         global_batch_size: int,
         shard_options: ShardOptions,
-        *,
-        read_options: ReadOptions = ...,
-        multiprocessing_options: MultiprocessingOptions | None = None,
+        **options: Unpack[_Options],
     ) -> None: ...
     @overload
     def __init__(
@@ -131,9 +133,7 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         ds: AnyDataset[Leaf],
         global_batch_size: int,
         shard_options: ShardOptions,
-        *,
-        read_options: ReadOptions = ...,
-        multiprocessing_options: MultiprocessingOptions | None = None,
+        **options: Unpack[_Options],
     ) -> None: ...
     @overload
     def __init__(
@@ -141,9 +141,7 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         ds: AnyDataset[dict[K, NDArray[D]]],
         global_batch_size: int,
         shard_options: ShardOptions,
-        *,
-        read_options: ReadOptions = ...,
-        multiprocessing_options: MultiprocessingOptions | None = None,
+        **options: Unpack[_Options],
     ) -> None: ...
     @overload
     def __init__(
@@ -151,9 +149,7 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         ds: AnyDataset[dict[K, Leaf]],
         global_batch_size: int,
         shard_options: ShardOptions,
-        *,
-        read_options: ReadOptions = ...,
-        multiprocessing_options: MultiprocessingOptions | None = None,
+        **options: Unpack[_Options],
     ) -> None: ...
     @overload
     def __init__(
@@ -161,9 +157,7 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         ds: AnyDataset[Any],
         global_batch_size: int,
         shard_options: ShardOptions,
-        *,
-        read_options: ReadOptions = ...,
-        multiprocessing_options: MultiprocessingOptions | None = None,
+        **options: Unpack[_Options],
     ) -> None: ...
     def __init__(
         self,

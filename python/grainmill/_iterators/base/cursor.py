@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 from grainmill._evaluate.evaluated import SKIPPED
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.base.position import constant_state, no_state, state_at
-from grainmill._iterators.base.stage import NO_BLOCK, Block
+from grainmill._iterators.base.stage import NO_BLOCK, Block, Stage
 
 if TYPE_CHECKING:
     from grainmill._iterators.base.position import Position
-    from grainmill._iterators.base.stage import Stage, State, StateAfter
+    from grainmill._iterators.base.stage import State, StateAfter
+    from grainmill._plan.node import Node
 
 END: Final = object()
 """What `Cursor.next` returns after the last element."""
@@ -313,3 +314,12 @@ class Cursor:
         self.save_start()
         self.stage.seek(index)
         self._reset()
+
+
+class CursorStage(Stage):
+    """A stage that takes the elements of one parent."""
+
+    def __init__(self, node: Node, parent: Stage) -> None:
+        super().__init__(parent)
+        self._node: Any = node
+        self._cursor = Cursor(parent)
