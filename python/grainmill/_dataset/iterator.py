@@ -46,8 +46,8 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Closeable(abc.ABC):
-    """A context manager that is closed at the end of its `with` block."""
+class Savable(abc.ABC):
+    """An iterator that is closed at the end of its `with` block, and that Orbax can save."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -58,10 +58,6 @@ class Closeable(abc.ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Savable(Closeable):
-    """An iterator whose state Orbax' newer interface saves and restores."""
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Saves the state as a part of a checkpoint of Orbax' newer interface.
