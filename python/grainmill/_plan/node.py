@@ -81,6 +81,8 @@ class Node:
             of its parent: they are the parent's and at most a number of elements.
         completes_last: Whether its last element is another one if its parent has more.
         grows_by: The field of which a higher value only adds elements after the last one, if any.
+        users_dataset: The user's own dataset that it runs; `None` if it is a stage of the package.
+        opens: The sequence of datasets that it opens while it runs; `None` if it opens none.
         added_at: The file and line of the user's code that added it, for messages only; empty
             if the package added it, `None` if unknown.
     """
@@ -105,6 +107,8 @@ class Node:
     keeps_positions: ClassVar[bool] = False
     completes_last: ClassVar[bool] = False
     grows_by: ClassVar[str | None] = None
+    users_dataset: ClassVar[Any] = None
+    opens: ClassVar[Any] = None
 
     @classmethod
     def after(cls, parent: Node, *fields: Any, **named: Any) -> Self:
@@ -130,16 +134,6 @@ class Node:
     @property
     def own_seed(self) -> int | None:
         """The seed it sets for random stages downstream, if any."""
-        return None
-
-    @property
-    def users_dataset(self) -> Any:
-        """The user's own dataset that it runs; `None` if it is a stage of the package."""
-        return None
-
-    @property
-    def opens(self) -> Any:
-        """The sequence of datasets that it opens while it runs; `None` if it opens none."""
         return None
 
     def described(self, max_listed: int) -> dict[str, Any]:
@@ -237,6 +231,9 @@ class MapNode(Node):
         joins: Whether each of its elements is one of a parent's, of several, as `tree` says.
         computed_by: The class that computes its elements, made with it and what computes those of
             its parents; `None` if they follow from the above, or the node is a source.
+        slices_itself: Whether it is a user's own dataset that has the method `set_slice`.
+        slices_own_epoch: Whether workers split this node's epoch rather than its parents': so where
+            its indices refer to whole parents, and would be wrong in a slice of them.
     """
 
     length: int
@@ -244,6 +241,8 @@ class MapNode(Node):
     rearranges: ClassVar[bool] = False
     joins: ClassVar[bool] = False
     computed_by: ClassVar[type[Any] | None] = None
+    slices_itself: ClassVar[bool] = False
+    slices_own_epoch: ClassVar[bool] = False
 
     def tree(self, *upstream: Tree) -> Tree:
         """How the engine sees it, if it rearranges or joins.
@@ -291,19 +290,6 @@ class MapNode(Node):
         node = self.over(tuple(share.consecutive(random_access(p)) for p in self.parents))
         node.set_added_at(self.added_at)
         return node
-
-    @property
-    def slices_itself(self) -> bool:
-        """Whether it is a user's own dataset that has the method `set_slice`."""
-        return False
-
-    @property
-    def slices_own_epoch(self) -> bool:
-        """Whether workers split this node's epoch rather than its parents'.
-
-        So where its indices refer to whole parents, and would be wrong in a slice of them.
-        """
-        return False
 
 
 def random_access(node: Node) -> MapNode:

@@ -121,7 +121,7 @@ class Source(MapNode):
         return cls((), length, source, wraps=True)
 
     @property
-    def slices_own_epoch(self) -> bool:
+    def slices_own_epoch(self) -> bool:  # type: ignore[override]
         """See `MapNode.slices_own_epoch`."""
         return self.wraps
 
@@ -178,7 +178,7 @@ class UserDefined(MapNode):
         return self.of(self.with_parents(self.dataset, parents), parents, self.with_parents)
 
     @property
-    def slices_itself(self) -> bool:
+    def slices_itself(self) -> bool:  # type: ignore[override]
         """See `MapNode.slices_itself`."""
         return hasattr(self.dataset, "set_slice")
 
@@ -310,7 +310,7 @@ class Slice(MapNode):
         return self.of(parents[0], slice(self.start, None, self.step))
 
     @property
-    def slices_own_epoch(self) -> bool:
+    def slices_own_epoch(self) -> bool:  # type: ignore[override]
         """See `MapNode.slices_own_epoch`; an endless slice cannot be split."""
         return self.stop < ENDLESS
 
@@ -334,6 +334,7 @@ class Take(MapNode):
     dataset_name: ClassVar[str] = "ReindexMapDataset"
     rearranges: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True
+    slices_own_epoch: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, indices: Any) -> Self:
@@ -348,11 +349,6 @@ class Take(MapNode):
             )
         _check_integers(indices)
         return cls((parent,), len(indices), indices)
-
-    @property
-    def slices_own_epoch(self) -> bool:
-        """See `MapNode.slices_own_epoch`."""
-        return True
 
     def _arguments(self) -> str:
         shown = [str(int(self.indices[k])) for k in _ends(self.length)]
@@ -489,6 +485,7 @@ class Cache(MapNode):
     store: Any
     dataset_name: ClassVar[str] = "CacheMapDataset"
     keeps_spec: ClassVar[bool] = True
+    slices_own_epoch: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, make_store: Callable[[MapNode], Any]) -> Self:
@@ -509,11 +506,6 @@ class Cache(MapNode):
     def inputs(self, index: int) -> list[tuple[int, int | range]]:
         """See `MapNode.inputs`; of the first epoch."""
         return [(0, index % self.length)]
-
-    @property
-    def slices_own_epoch(self) -> bool:
-        """See `MapNode.slices_own_epoch`; workers share the cache of the whole dataset."""
-        return True
 
 
 @lazy_dataclass
@@ -646,6 +638,7 @@ class Select(MapNode):
     dataset_name: ClassVar[str] = "MixedMapDataset"
     runs_users_code: ClassVar[bool] = True
     keeps_spec: ClassVar[bool] = True
+    slices_own_epoch: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parents: Sequence[Node], selection: transforms.DatasetSelectionMap) -> Self:
@@ -658,11 +651,6 @@ class Select(MapNode):
         """See `MapNode.inputs`; asks the selection."""
         number, at = self.selection[index]
         return [(number, operator.index(at))]
-
-    @property
-    def slices_own_epoch(self) -> bool:
-        """See `MapNode.slices_own_epoch`."""
-        return True
 
     def _arguments(self) -> str:
         return f"[{len(self.parents)} parents]"
