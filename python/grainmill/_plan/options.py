@@ -96,22 +96,17 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         for name in ("num_workers", "num_threads", "prefetch_buffer_size"):
-            setattr(self, name, checked_integer(getattr(self, name), name))
+            value = checked_integer(getattr(self, name), name)
+            if value < 0:
+                raise ValueError(f"{name} must be non-negative, got {value}")
+            setattr(self, name, value)
         checked_callable(self.worker_init_fn, "worker_init_fn", WORKER_INIT)
-        if self.num_workers < 0:
-            raise ValueError(f"num_workers must be non-negative, got {self.num_workers}")
         check_worker_limits(self)
         if self.max_reads_in_flight is not None:
             reads = checked_integer(self.max_reads_in_flight, "max_reads_in_flight")
             if reads < 1:
                 raise ValueError(f"`max_reads_in_flight` must be at least 1 or None, got {reads}")
             self.max_reads_in_flight = reads
-        if self.num_threads < 0:
-            raise ValueError(f"num_threads must be non-negative, got {self.num_threads}")
-        if self.prefetch_buffer_size < 0:
-            raise ValueError(
-                f"prefetch_buffer_size must be non-negative, got {self.prefetch_buffer_size}"
-            )
         if 0 < self.prefetch_buffer_size < self.num_threads:
             logging.getLogger("grainmill").warning(
                 "prefetch_buffer_size=%d is smaller than num_threads=%d: some threads stay idle",
