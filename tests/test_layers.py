@@ -233,26 +233,6 @@ def test_order_has_no_clock_no_file_and_no_thread():
         assert not banned.search(re.sub(r"//[^\n]*", "", path.read_text("utf-8"))), path
 
 
-# Directories of the core whose files have no cyclic references.
-ONE_WAY = ["batch", "pack", "pipeline"]
-
-
-@pytest.mark.parametrize("layer", ONE_WAY)
-def test_files_of_a_layer_use_each_other_in_one_direction(layer):
-    files = {path.stem: path.read_text("utf-8") for path in (CORE / layer).glob("*.rs")}
-    del files["mod"]  # the list of the layer's exports
-    uses = {}
-    for name, source in files.items():
-        code = re.sub(r"(?m)//[^\n]*", "", source.partition("#[cfg(test)]\nmod tests")[0])
-        named = set(re.findall(rf"(?:\bsuper|\bcrate::{layer})::(\w+)", code))
-        for group in re.findall(rf"(?:\bsuper|\bcrate::{layer})::\{{(.*?)\}};", code, re.DOTALL):
-            named |= set(re.findall(r"(?:^|,)\s*(\w+)", group))
-        uses[name] = named & files.keys() - {name}
-    while free := {name for name, used in uses.items() if not used & uses.keys()}:
-        uses = {name: used for name, used in uses.items() if name not in free}
-    assert not uses, "files that use each other in a circle"
-
-
 def test_only_the_platform_module_names_what_one_system_has():
     one_system = re.compile(
         r"memfd|SealFlags|LinuxRemove|death_signal|pidfd|preadv2|RUSAGE_THREAD|linux_raw|io_uring"
@@ -495,21 +475,6 @@ def test_who_catches_a_common_class_lets_signal_handlers_raise_it():
 # --- cycles -----------------------------------------------------------------------------------
 
 
-def siblings_in_core(folder: str) -> dict[str, set[str]]:
-    """For each file of a layer of the core, the files of that layer that it refers to."""
-    used = {}
-    for path in (CORE / folder).glob("*.rs"):
-        if path.stem != "mod":
-            code = re.sub(
-                r"//[^\n]*|#\[cfg\(test\)\].*", "", path.read_text("utf-8"), flags=re.DOTALL
-            )
-            named = set(re.findall(r"\bsuper::(\w+)", code))
-            for group in re.findall(r"\bsuper::\{(.*?)\};", code, flags=re.DOTALL):
-                named |= set(re.findall(r"(?:^|,)\s*(\w+)", group))
-            used[path.stem] = named
-    return used
-
-
 def used_in_face() -> dict[str, set[str]]:
     """For each module of the package, those it imports: at the top, late, or for types only."""
     modules = {
@@ -526,8 +491,8 @@ def used_in_face() -> dict[str, set[str]]:
     return used
 
 
-@pytest.mark.parametrize("used", [siblings_in_core("order"), used_in_face()], ids=["order", "face"])
-def test_files_have_no_circle(used):
+def test_files_have_no_circle():
+    used = used_in_face()
     assert any(used.values())
     graphlib.TopologicalSorter(used).prepare()  # raises CycleError
 

@@ -118,6 +118,11 @@ impl Words {
     pub fn open(file: BorrowedFile<'_>, len: usize) -> Result<Self> {
         Ok(Self { mapping: Mapping::open(file, len * size_of::<AtomicU64>())?, len })
     }
+
+    /// `len` words from `at` on, if there are as many.
+    pub(crate) fn part(&self, at: usize, len: usize) -> Option<&[AtomicU64]> {
+        self.get(at..at.checked_add(len)?)
+    }
 }
 
 impl Deref for Words {

@@ -4,6 +4,7 @@
 //! than that region needs. Pixels equal those of libjpeg-turbo and PIL; see the modules.
 #![expect(clippy::inline_always, reason = "what is not inlined is not compiled for the processor")]
 
+mod common;
 mod jpeg;
 mod orientation;
 mod pixels;
@@ -13,26 +14,11 @@ mod simd;
 
 use grainmill_core::{Error, Result};
 
+use common::Header;
+
+pub use common::Options;
 pub use pixels::Pixels;
 pub use resize::Filter;
-
-/// How to decode an image.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Channels of the result: 1, 3 or 4; as stored if `None`.
-    pub channels: Option<usize>,
-    /// How to resize.
-    pub filter: Filter,
-    /// Whether to turn the image upright as EXIF says, or XMP where EXIF says nothing.
-    pub exif_orientation: bool,
-    /// Whether a JPEG may be decoded at a half, a quarter or an eighth of its size where that is at
-    /// least the requested size.
-    pub draft: bool,
-    /// Images with more pixels are refused before memory is allocated for them.
-    pub max_pixels: u64,
-    /// Whether what follows damage is filled with gray (JPEG) or black (PNG), rather than an error.
-    pub allow_damaged: bool,
-}
 
 /// A rectangle of an upright image, in pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,18 +31,6 @@ pub struct Region {
     pub height: usize,
     /// Columns.
     pub width: usize,
-}
-
-/// What the headers of a file say.
-struct Header {
-    width: usize,
-    height: usize,
-    orientation: u8,
-}
-
-/// An error in an image.
-fn corrupt(format: &str, at: usize, problem: String) -> Error {
-    Error::Corrupt { path: format!("{format} image"), place: format!("byte {at}"), problem }
 }
 
 /// Reads and checks the headers.

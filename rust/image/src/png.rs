@@ -8,9 +8,9 @@ use grainmill_core::try_alloc::{try_defaults, try_with_capacity};
 use grainmill_core::{Error, Result};
 use png::{BitDepth, ColorType, DecodeOptions, DecodingError, Transformations};
 
+use crate::common::{Header, Options, corrupt};
 use crate::orientation::Orientation;
 use crate::pixels::Pixels;
-use crate::{Header, Options};
 
 const SIGNATURE: [u8; 8] = *b"\x89PNG\r\n\x1a\n";
 
@@ -54,17 +54,13 @@ pub(crate) fn header(file: &[u8]) -> Result<Header> {
         }
     }
     let Some(&[w3, w2, w1, w0, h3, h2, h1, h0]) = size else {
-        return Err(crate::corrupt(
-            "PNG",
-            SIGNATURE.len(),
-            "the first chunk is not a header".into(),
-        ));
+        return Err(corrupt("PNG", SIGNATURE.len(), "the first chunk is not a header".into()));
     };
     let number = |bytes: [u8; 4]| usize::try_from(u32::from_be_bytes(bytes)).unwrap_or(usize::MAX);
     let (width, height) = (number([w3, w2, w1, w0]), number([h3, h2, h1, h0]));
     if width == 0 || height == 0 {
         let text = format!("the image has {width} x {height} pixels");
-        return Err(crate::corrupt("PNG", 16, text));
+        return Err(corrupt("PNG", 16, text));
     }
     Ok(Header { width, height, orientation: orientation.value() })
 }
@@ -78,7 +74,7 @@ pub(crate) fn decode(
     let is_complete = chunks(file).any(|(at, kind, _)| kind == b"IEND" && at + 12 <= file.len());
     if !is_complete && !options.allow_damaged {
         let text = "the file ends before its last chunk: it was cut short";
-        return Err(crate::corrupt("PNG", file.len(), text.into()));
+        return Err(corrupt("PNG", file.len(), text.into()));
     }
     let mut lenience = DecodeOptions::default();
     lenience.set_skip_ancillary_crc_failures(options.allow_damaged);
@@ -99,14 +95,14 @@ pub(crate) fn decode(
         ColorType::Indexed => 0,
     };
     if own == 0 || depth != BitDepth::Eight {
-        return Err(crate::corrupt("PNG", 24, "the palette cannot be applied".into()));
+        return Err(corrupt("PNG", 24, "the palette cannot be applied".into()));
     }
     // One byte of compressed data expands to about a thousand at most.
     let (width, height) = (reader.info().width as usize, reader.info().height as usize);
     let byte_len = reader.info().raw_bytes().saturating_sub(height);
     if byte_len / 1040 > file.len() && !options.allow_damaged {
         let text = format!("{width} x {height} pixels cannot be in {} bytes", file.len());
-        return Err(crate::corrupt("PNG", 16, text));
+        return Err(corrupt("PNG", 16, text));
     }
     let what = || "the pixels of an image".to_owned();
     let mut bytes: Vec<u8> = try_with_capacity(x.len() * y.len() * own, what)?;
@@ -141,7 +137,7 @@ pub(crate) fn decode(
         Err(error) if !options.allow_damaged => return Err(failure(file, &error)),
         _ if bytes.len() < x.len() * y.len() * own && !options.allow_damaged => {
             let text = "there are fewer rows than the header says";
-            return Err(crate::corrupt("PNG", file.len(), text.into()));
+            return Err(corrupt("PNG", file.len(), text.into()));
         }
         _ => bytes.resize(x.len() * y.len() * own, 0),
     }
@@ -206,7 +202,7 @@ fn failure(file: &[u8], error: &DecodingError) -> Error {
         stored.map(u32::from_be_bytes) != Some(crc32(&file[at + 4..end]))
     };
     let place = chunks(file).find(is_wrong).or_else(|| chunks(file).find(|c| c.1 == b"IDAT"));
-    crate::corrupt("PNG", place.map_or(0, |(at, ..)| at), error.to_string())
+    corrupt("PNG", place.map_or(0, |(at, ..)| at), error.to_string())
 }
 
 /// The checksum of chunks, bit by bit: only needed once something is wrong.

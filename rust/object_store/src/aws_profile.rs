@@ -3,18 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crate::settings::Settings;
-
 /// Names in the files and the names of the options that they set.
 const KEYS: [&str; 5] =
     ["aws_access_key_id", "aws_secret_access_key", "aws_session_token", "region", "endpoint_url"];
 
-/// What the profile of `AWS_PROFILE`, or else the default one, says. Files that cannot be read say
-/// nothing.
-pub(crate) fn options(settings: &Settings) -> BTreeMap<&'static str, String> {
-    let profile = settings.get("AWS_PROFILE").unwrap_or("default");
-    let home = settings.get("HOME").or_else(|| settings.get("USERPROFILE")).map(PathBuf::from);
-    let path = |variable: &str, name: &str| match settings.get(variable) {
+/// What the profile of `AWS_PROFILE`, or else the default one, says, where `get` looks up variables of
+/// the environment. Files that cannot be read say nothing.
+pub(crate) fn options<'a>(get: impl Fn(&str) -> Option<&'a str>) -> BTreeMap<&'static str, String> {
+    let profile = get("AWS_PROFILE").unwrap_or("default");
+    let home = get("HOME").or_else(|| get("USERPROFILE")).map(PathBuf::from);
+    let path = |variable: &str, name: &str| match get(variable) {
         Some(path) => Some(PathBuf::from(path)),
         None => home.as_ref().map(|home| home.join(".aws").join(name)),
     };

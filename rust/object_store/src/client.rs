@@ -482,7 +482,7 @@ impl Bucket {
         let has_credentials = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"]
             .iter()
             .any(|name| settings.get(name).is_some());
-        for (name, value) in aws_profile::options(settings) {
+        for (name, value) in aws_profile::options(|name| settings.get(name)) {
             let Ok(key) = name.parse::<AmazonS3ConfigKey>() else { continue };
             let is_credential = name.starts_with("aws_");
             let is_unset = builder.get_config_value(&key).is_none();

@@ -104,8 +104,8 @@ impl Settings {
             SECRET_NAMES.iter().any(|part| name.contains(part)) && !name.ends_with("_FILE")
         };
         let set = self.variables.iter().filter(move |(name, _)| is_secret(name));
-        let profile =
-            aws_profile::options(self).into_iter().filter(move |(name, _)| is_secret(name));
+        let profile = aws_profile::options(|name| self.get(name));
+        let profile = profile.into_iter().filter(move |(name, _)| is_secret(name));
         let values = set.map(|(_, value)| value.clone()).chain(profile.map(|(_, value)| value));
         values.filter(|value| value.len() >= MIN_SECRET_LEN)
     }

@@ -31,11 +31,6 @@ pub(crate) fn object_of(writer: &Bound<'_, PyAny>) -> PyResult<Box<dyn WriteFile
     Ok(upload.ok_or_else(closed).map_err(Raised)?)
 }
 
-/// How long the longest wait of a request lasts that somebody who has waited for `waited` may wait for.
-pub(crate) fn longest_wait(waited: Duration) -> Option<Duration> {
-    object_store::longest_wait(waited)
-}
-
 /// The URLs of objects that somebody who has waited for `waited_s` may wait for, with the seconds of
 /// the longest wait of a request and how many attempts have failed in it; the longest first.
 #[pyfunction]

@@ -1,7 +1,6 @@
 //! What stands in for `buckets` in a build without that feature.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use grainmill_core::Result;
 use grainmill_core::records::storage::{Storage, WriteFile};
@@ -27,10 +26,6 @@ pub(crate) fn creator_of(url: &str) -> Result<impl FnOnce() -> Result<Box<dyn Wr
 
 pub(crate) fn object_of(_writer: &Bound<'_, PyAny>) -> PyResult<Box<dyn WriteFile>> {
     Err(Raised(missing("`ObjectWriter`", FEATURE)).into())
-}
-
-pub(crate) fn longest_wait(_waited: Duration) -> Option<Duration> {
-    None
 }
 
 /// No request is ever sent.

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use grainmill_core::interrupt::{self, interruptible};
 use grainmill_core::{Error, Result, process};
+#[cfg(feature = "buckets")]
+use grainmill_object_store::longest_wait;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-use crate::buckets::longest_wait;
 use crate::error::Raised;
 
 /// How often a wait for storage is reported to Python, and from when on.
@@ -96,6 +97,12 @@ fn is_ended() -> bool {
     let has_raised = raised.is_some();
     RAISED.set(raised);
     has_raised
+}
+
+/// No request is ever sent.
+#[cfg(not(feature = "buckets"))]
+fn longest_wait(_waited: Duration) -> Option<Duration> {
+    None
 }
 
 /// Tells Python how long this thread waits for storage, or that it does not.

@@ -3,6 +3,7 @@
 //! Nothing here allocates by what a length in the input claims: values are counted first.
 
 pub mod example;
+mod integer;
 pub mod json;
 pub mod number;
 #[cfg(target_arch = "x86_64")]

@@ -13,7 +13,7 @@ use std::arch::x86_64::{
     _mm_unpacklo_epi32,
 };
 
-use super::number::Integer;
+use super::integer::Integer;
 use super::wire::varint;
 
 /// Bytes whose continuation bits are looked at together.

@@ -14,7 +14,7 @@ use std::time::SystemTime;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{FileKind, FileMetadata};
+use super::metadata::{FileKind, FileMetadata};
 use crate::bytes::ScatterBuffers;
 
 /// A file that is open for reading.

@@ -11,6 +11,7 @@ mod files;
 mod linux;
 #[cfg(unix)]
 mod mapped;
+mod metadata;
 #[cfg(all(unix, any(not(target_os = "linux"), feature = "portable")))]
 mod portable;
 #[cfg(not(unix))]
@@ -33,6 +34,7 @@ pub use files::{create_private_dirs, make_private};
 pub use mapped::{borrowed, from_descriptor, into_descriptor};
 #[cfg(unix)]
 pub(crate) use mapped::{is_alive, map_anonymous, map_file, unmap};
+pub(crate) use metadata::{FileKind, FileMetadata};
 /// An open file that can be passed to another process.
 #[cfg(unix)]
 pub use std::os::fd::{BorrowedFd as BorrowedFile, OwnedFd as OwnedFile};
@@ -48,25 +50,6 @@ pub(crate) use windows::{
     ReadFile, TemporaryFile, is_a_directory, is_alive, is_not_syncable, is_out_of_files,
     map_anonymous, map_file, max_files, unmap,
 };
-
-/// The metadata of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FileMetadata {
-    pub(crate) kind: FileKind,
-    pub(crate) byte_len: u64,
-    /// When its content was last modified, in nanoseconds since 1970.
-    pub(crate) modified_ns: i64,
-    /// Its device and inode numbers; zeros where the system has none.
-    pub(crate) number: (u64, u64),
-}
-
-/// What a path refers to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FileKind {
-    Regular,
-    Directory,
-    Other,
-}
 
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use super::{FileKind, FileMetadata};
+use super::metadata::{FileKind, FileMetadata};
 use crate::bytes::ScatterBuffers;
 
 /// 1970-01-01 as a `FILETIME`, in units of 100 ns since 1601.

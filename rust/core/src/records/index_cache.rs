@@ -5,30 +5,23 @@
 //! dropped.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::offsets::Offsets;
-use super::spill::Part;
+use super::spill::{self, Part};
 use crate::process::PerProcess;
 
-/// The memory limit in bytes unless [`set_budget`] changes it.
-const DEFAULT_BUDGET: usize = 256 << 20;
+pub use super::spill::budget;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-static BUDGET: AtomicUsize = AtomicUsize::new(DEFAULT_BUDGET);
 static CACHE: PerProcess<Mutex<IndexCache>> = PerProcess::new(|| Mutex::new(IndexCache::default()));
 
 /// Limits the indices that each process has in memory to `byte_len` bytes, and 16 times as many in
 /// temporary files.
 pub fn set_budget(byte_len: usize) {
-    BUDGET.store(byte_len, Ordering::Relaxed);
+    spill::set_budget(byte_len);
     evict(with_cache(|cache| cache.leaving(byte_len)));
-}
-
-/// The memory limit in bytes.
-pub fn budget() -> usize {
-    BUDGET.load(Ordering::Relaxed)
 }
 
 /// How many bytes of indices this process has in memory.

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::array_record::shared_index::SharedIndex;
-use super::index_cache;
-use super::spill::{MAX_PART_LEN, Part};
+use super::spill::{self, MAX_PART_LEN, Part};
+use crate::shared_memory::Words;
 use crate::{Error, Result};
 
 /// Offsets in rising order.
@@ -22,7 +21,7 @@ enum Low {
     Own(Vec<u32>),
     /// Two to a word, from word `first` on.
     Shared {
-        memory: Arc<SharedIndex>,
+        memory: Arc<Words>,
         first: usize,
         len: usize,
     },
@@ -58,8 +57,7 @@ impl Low {
         match self {
             Self::Own(low) => Ok(low.get(at).copied()),
             Self::Shared { memory, first, len } => {
-                let word =
-                    memory.words(*first, len.div_ceil(2)).and_then(|words| words.get(at / 2));
+                let word = memory.part(*first, len.div_ceil(2)).and_then(|words| words.get(at / 2));
                 let word = word.filter(|_| at < *len);
                 Ok(word.map(|word| (word.load(Ordering::Relaxed) >> (at % 2 * 32)) as u32))
             }
@@ -95,7 +93,7 @@ fn spill(low: &mut Vec<u32>, parts: &mut Vec<Part>) -> bool {
 }
 
 fn written(low: &[u32]) -> Option<Vec<Part>> {
-    let write = |part| Part::write(part, index_cache::budget()).ok();
+    let write = |part| Part::write(part, spill::budget()).ok();
     low.chunks(MAX_PART_LEN).map(write).collect()
 }
 
@@ -121,12 +119,12 @@ impl OffsetReader<'_> {
 impl Offsets {
     /// Offsets whose low halves are in `memory`, as [`Offsets::low_pairs`] returns them.
     pub(crate) fn shared(
-        memory: Arc<SharedIndex>,
+        memory: Arc<Words>,
         first: usize,
         len: usize,
         high: Vec<(usize, u32)>,
     ) -> Option<Self> {
-        memory.words(first, len.div_ceil(2))?;
+        memory.part(first, len.div_ceil(2))?;
         Some(Self { low: Low::Shared { memory, first, len }, high })
     }
 
@@ -179,7 +177,7 @@ impl Offsets {
         match &mut self.low {
             Low::Own(low)
                 if low.len() >= MAX_PART_LEN
-                    && low.len() * size_of::<u32>() >= index_cache::budget() / 2 =>
+                    && low.len() * size_of::<u32>() >= spill::budget() / 2 =>
             {
                 // Whole parts; what is left stays.
                 let mut rest = low.split_off(low.len() - low.len() % MAX_PART_LEN);

@@ -4,11 +4,14 @@
 //! nothing is left behind; it is freed with the last offsets in it.
 
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::platform::TemporaryFile;
 use crate::process::PerProcess;
 
+/// How many bytes of offsets each process has in memory unless [`set_budget`] changes it.
+const DEFAULT_BUDGET: usize = 256 << 20;
 /// The length of one file.
 const FILE_LEN: u64 = 64 << 20;
 /// How many bytes of files there may be for each byte of memory that offsets may take.
@@ -20,7 +23,17 @@ const BLOCK_LEN: usize = 128;
 
 const OFFSET_LEN: usize = size_of::<u32>();
 
+static BUDGET: AtomicUsize = AtomicUsize::new(DEFAULT_BUDGET);
 static FILES: PerProcess<Mutex<Files>> = PerProcess::new(Mutex::default);
+
+/// How many bytes of offsets this process may have in memory.
+pub fn budget() -> usize {
+    BUDGET.load(Ordering::Relaxed)
+}
+
+pub(super) fn set_budget(byte_len: usize) {
+    BUDGET.store(byte_len, Ordering::Relaxed);
+}
 
 #[derive(Default)]
 struct Files {

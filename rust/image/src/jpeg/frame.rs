@@ -1,7 +1,7 @@
 //! What the headers of a JPEG file say: sizes, components, tables, orientation.
 
 use super::huffman::{Kind, Table};
-use super::{Problem, damaged, unsupported};
+use super::problem::{Problem, damaged, unsupported};
 use crate::orientation::Orientation;
 
 /// What XMP data begin with.

@@ -9,6 +9,7 @@ mod frame;
 mod huffman;
 mod idct;
 mod plane;
+mod problem;
 mod render;
 mod scan;
 
@@ -17,40 +18,14 @@ use std::ops::Range;
 use grainmill_core::try_alloc::try_defaults;
 use grainmill_core::{Error, Result};
 
+use crate::common::{Header, Options};
 use crate::pixels::Pixels;
 use crate::simd::for_processor;
-use crate::{Header, Options};
 use bits::EntropyData;
 use frame::{Colours, Headers};
 use plane::Plane;
+use problem::damaged;
 use scan::Coefficients;
-
-/// What is wrong with a file, and where.
-#[derive(Debug)]
-struct Problem {
-    at: usize,
-    text: String,
-}
-
-impl Problem {
-    fn at(self, at: usize) -> Self {
-        Self { at: self.at.max(at), ..self }
-    }
-}
-
-impl From<Problem> for Error {
-    fn from(Problem { at, text }: Problem) -> Self {
-        crate::corrupt("JPEG", at, text)
-    }
-}
-
-fn damaged(at: usize, text: impl Into<String>) -> Problem {
-    Problem { at, text: text.into() }
-}
-
-fn unsupported(at: usize, what: impl std::fmt::Display) -> Problem {
-    Problem { at, text: format!("{what} is not supported") }
-}
 
 /// Whether `file` starts like a JPEG file.
 pub(crate) fn is_jpeg(file: &[u8]) -> bool {

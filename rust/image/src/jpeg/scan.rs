@@ -9,8 +9,9 @@ use grainmill_core::try_alloc::try_defaults;
 use super::bits::{BitReader, EntropyData};
 use super::frame::{Frame, Headers, Scan, ZIGZAG, next_marker};
 use super::huffman::{END_OF_BLOCK, Table, extend};
+use super::idct;
 use super::plane::Plane;
-use super::{Problem, damaged, idct};
+use super::problem::{Problem, damaged};
 
 /// Which MCUs of a scan are needed: rows and columns.
 #[derive(Clone)]

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::error::{Raised, is_interrupt};
-use crate::pack::locked;
+use crate::pack::locked::locked;
 use crate::pack::rows::{Array, Features, Rows};
 
 /// By row, the unpacked values of its sequences.

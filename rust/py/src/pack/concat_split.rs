@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::error::{Raised, is_interrupt};
-use crate::pack::locked;
+use crate::pack::locked::locked;
 use crate::pack::rows::{Array, Features, Rows};
 
 /// The whole feature that ended a row early: its name, its length and the capacity left for it.

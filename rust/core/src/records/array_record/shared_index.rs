@@ -5,7 +5,7 @@
 //! follows, and then their indices. Nothing is ever removed, so references to an index stay valid.
 //! Once all words are used, each process keeps further indices in its own memory.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ const NO_SPACE: u64 = u64::MAX;
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
-static SHARED: OnceLock<Arc<SharedIndex>> = OnceLock::new();
+static SHARED: OnceLock<SharedIndex> = OnceLock::new();
 
 /// Makes this process share the indices of files with all processes that pass the same file, which
 /// [`create`] created for `byte_len` bytes. Only the first call has an effect.
@@ -42,7 +42,7 @@ static SHARED: OnceLock<Arc<SharedIndex>> = OnceLock::new();
 /// If the file has another length or cannot be mapped.
 pub fn share(file: BorrowedFile<'_>, byte_len: usize) -> Result<()> {
     let words = Words::open(file, num_words(byte_len))?;
-    SHARED.get_or_init(|| Arc::new(SharedIndex::new(words)));
+    SHARED.get_or_init(|| SharedIndex::new(words));
     Ok(())
 }
 
@@ -61,13 +61,12 @@ fn num_words(byte_len: usize) -> usize {
 
 /// How many bytes of indices this process and others share.
 pub fn shared_bytes() -> u64 {
-    let used =
-        |shared: &Arc<SharedIndex>| shared.words[0].load(Ordering::Relaxed) - shared.first_free();
+    let used = |shared: &SharedIndex| shared.words[0].load(Ordering::Relaxed) - shared.first_free();
     SHARED.get().map_or(0, |shared| used(shared) * size_of::<u64>() as u64)
 }
 
 /// The shared memory, if this process has any.
-pub(super) fn shared() -> Option<&'static Arc<SharedIndex>> {
+pub(super) fn shared() -> Option<&'static SharedIndex> {
     SHARED.get()
 }
 
@@ -89,7 +88,7 @@ impl Key {
 /// The indices of files in shared memory.
 #[derive(Debug)]
 pub(crate) struct SharedIndex {
-    words: Words,
+    words: Arc<Words>,
     num_entries: usize,
 }
 
@@ -107,7 +106,7 @@ pub(super) enum Found<'a> {
 /// The exclusive right to publish the index of one file, released when dropped.
 #[derive(Debug)]
 pub(super) struct Claim<'a> {
-    shared: &'a Arc<SharedIndex>,
+    shared: &'a SharedIndex,
     key: Key,
     entry: usize,
 }
@@ -115,7 +114,7 @@ pub(super) struct Claim<'a> {
 impl SharedIndex {
     fn new(words: Words) -> Self {
         let num_entries = 1 << (words.len() / WORDS_PER_ENTRY).max(1).ilog2();
-        let shared = Self { words, num_entries };
+        let shared = Self { words: Arc::new(words), num_entries };
         // Only the first process changes it.
         let begin = shared.first_free();
         let _ = shared.words[0].compare_exchange(0, begin, Ordering::AcqRel, Ordering::Acquire);
@@ -127,14 +126,9 @@ impl SharedIndex {
         (1 + self.num_entries * ENTRY_LEN) as u64
     }
 
-    /// `len` words from `at` on, if there are as many.
-    pub(crate) fn words(&self, at: usize, len: usize) -> Option<&[AtomicU64]> {
-        self.words.get(at..at.checked_add(len)?)
-    }
-
     /// The index of the file with `key`, or the right to publish it; waits while another process
     /// reads it.
-    pub(super) fn find(self: &Arc<Self>, key: Key) -> Found<'_> {
+    pub(super) fn find(&self, key: Key) -> Found<'_> {
         let Some(entry) = self.entry(key) else { return Found::Unavailable };
         let word = &self.words[entry + 1];
         let own_mark = READ_BY | u64::from(process::id());
@@ -179,7 +173,7 @@ impl SharedIndex {
             })
     }
 
-    fn read(self: &Arc<Self>, key: Key, offset: u64) -> Option<Found<'static>> {
+    fn read(&self, key: Key, offset: u64) -> Option<Found<'static>> {
         let mut at = usize::try_from(offset).ok().filter(|_| offset >= self.first_free())?;
         let mut next = || {
             let word = self.words.get(at)?.load(Ordering::Relaxed);
@@ -214,7 +208,7 @@ impl SharedIndex {
             high.push((usize::try_from(next()?).ok()?, u32::try_from(next()?).ok()?));
         }
         let len = usize::try_from(footer.num_chunks).ok()?;
-        let offsets = Offsets::shared(Arc::clone(self), at, len, high)?;
+        let offsets = Offsets::shared(Arc::clone(&self.words), at, len, high)?;
         Some(Found::Index(Footer { writer_options, ..footer }, offsets))
     }
 
@@ -244,7 +238,7 @@ impl SharedIndex {
             end.filter(|_| used >= self.first_free())
         });
         let offset = offset.ok()?;
-        let to = self.words(usize::try_from(offset).ok()?, len)?;
+        let to = self.words.part(usize::try_from(offset).ok()?, len)?;
         let low_pairs = offsets.low_pairs();
         for (word, value) in to.iter().zip(head.into_iter().map(Ok).chain(low_pairs)) {
             word.store(value.ok()?, Ordering::Relaxed);
@@ -296,7 +290,7 @@ pub mod fuzzing {
             // Clear the mark of another process, for which `find` would wait.
             word.store(if value == NO_SPACE { value } else { value & !READ_BY }, Ordering::Relaxed);
         }
-        let shared = Arc::new(SharedIndex::new(words));
+        let shared = SharedIndex::new(words);
         for hash in
             [1, shared.words[shared.num_entries / 2 * ENTRY_LEN + 1].load(Ordering::Relaxed)]
         {
@@ -327,10 +321,10 @@ mod tests {
     use super::*;
 
     /// The memory as mapped by two processes.
-    fn two_processes(num_words: usize) -> (Arc<SharedIndex>, Arc<SharedIndex>) {
+    fn two_processes(num_words: usize) -> (SharedIndex, SharedIndex) {
         let (words, file) = Words::create(num_words).unwrap();
         let other = Words::open(platform::borrowed(&file), num_words).unwrap();
-        (Arc::new(SharedIndex::new(words)), Arc::new(SharedIndex::new(other)))
+        (SharedIndex::new(words), SharedIndex::new(other))
     }
 
     fn key(hash: u64) -> Key {
@@ -353,7 +347,7 @@ mod tests {
         (footer, all)
     }
 
-    fn publish(shared: &Arc<SharedIndex>, key: Key, offsets: &[u64]) -> Offsets {
+    fn publish(shared: &SharedIndex, key: Key, offsets: &[u64]) -> Offsets {
         let Found::Claim(claim) = shared.find(key) else { panic!("expected a claim") };
         let (footer, offsets) = index(offsets, Some("group_size:3"));
         claim.publish(&footer, offsets)

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Encoded, Encoder, OpenFile, Output};
+use super::output::{Encoded, Encoder, OpenFile, Output};
 use crate::records::array_record::writer::ChunkEncoder;
 use crate::records::array_record::{RecordWriter, WriterOptions};
 use crate::records::format_error::FormatError;

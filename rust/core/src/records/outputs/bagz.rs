@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use zstd_safe::{CCtx, CParameter};
 
 use super::framed::OutputFile;
-use super::{Encoded, Encoder, OpenFile, Output, level_of};
+use super::output::{Encoded, Encoder, OpenFile, Output, level_of};
 use crate::records::sequential::RecordBlock;
 use crate::{Error, Result};
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::{Compression, GzBuilder};
 
-use super::{Encoded, Encoder, OpenFile, Output, level_of};
+use super::output::{Encoded, Encoder, OpenFile, Output, level_of};
 use crate::records::checksum::crc32c::masked as masked_crc;
 use crate::records::json_lines;
 use crate::records::sequential::RecordBlock;

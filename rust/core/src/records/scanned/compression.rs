@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use super::inflate::zlib_problem;
 use crate::{Error, Result};
 
 /// How many bytes tell of which kind a file is, and how it is compressed.
@@ -91,6 +90,17 @@ pub fn other_kind(head: &[u8]) -> Option<&'static str> {
         [b'O', b'b', b'j', 1, ..] => "an Avro file, which is not supported",
         _ => return None,
     })
+}
+
+/// Why a stream of zlib cannot have this header.
+pub(super) fn zlib_problem(method: u8, flags: u8) -> Option<&'static str> {
+    if method & 15 != 8 || method >> 4 > 7 {
+        return Some("zlib header has an unknown method or window");
+    }
+    if !u16::from_be_bytes([method, flags]).is_multiple_of(31) {
+        return Some("zlib header has a wrong check value");
+    }
+    (flags & 32 != 0).then_some("zlib stream needs a dictionary, which is not supported")
 }
 
 impl Compression {

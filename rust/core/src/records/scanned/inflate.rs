@@ -12,7 +12,7 @@ use super::super::format_error::FormatError;
 use super::super::forward_reads::ForwardReads;
 use super::super::raw_bytes::grow_to;
 use super::super::storage::Reader;
-use super::compression::Compression;
+use super::compression::{Compression, zlib_problem};
 use crate::Error;
 
 /// How far back deflate refers.
@@ -24,17 +24,6 @@ const INPUT_LEN: u64 = 256 << 10;
 
 /// The first byte of a gzip member.
 const GZIP_MARK: u8 = 0x1f;
-
-/// Why a stream of zlib cannot have this header.
-pub(super) fn zlib_problem(method: u8, flags: u8) -> Option<&'static str> {
-    if method & 15 != 8 || method >> 4 > 7 {
-        return Some("zlib header has an unknown method or window");
-    }
-    if !u16::from_be_bytes([method, flags]).is_multiple_of(31) {
-        return Some("zlib header has a wrong check value");
-    }
-    (flags & 32 != 0).then_some("zlib stream needs a dictionary, which is not supported")
-}
 
 /// Why a stream cannot be decompressed.
 #[derive(Debug)]
