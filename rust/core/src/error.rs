@@ -1,6 +1,7 @@
 //! The errors of the engine.
 
-use std::path::PathBuf;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
 
 /// An error of the engine, with its location.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +78,13 @@ impl Error {
     /// An [`Error::Io`] of `action` on `path`.
     pub fn io(path: impl Into<PathBuf>, action: &'static str, source: std::io::Error) -> Self {
         Self::Io { path: path.into().display().to_string(), action, source }
+    }
+
+    /// An [`Error::Corrupt`]: what is wrong at `place` of the file at `path`.
+    #[cold]
+    pub fn corrupt(path: &Path, place: impl Into<String>, problem: impl Display) -> Self {
+        let path = path.display().to_string();
+        Self::Corrupt { path, place: place.into(), problem: problem.to_string() }
     }
 }
 

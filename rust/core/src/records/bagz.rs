@@ -12,12 +12,11 @@ use super::chunk_records::ChunkRecords;
 use super::decode_scratch::{DecodeScratch, FormatScratch, MAX_RETAINED_LEN};
 use super::format::{Format, OpenedFile};
 use super::format_error::FormatError;
-use super::index_cache;
+use super::index_cache::IndexHandle;
 use super::offsets::Offsets;
 use super::raw_bytes::grow_to;
 use super::record_file::{DirectRead, FileHandle, Pick, RecordFile};
 use super::record_limit::{check_decoded_len, max_decoded_len};
-use super::single_flight::SingleFlight;
 use super::storage::{Reader, StoredFile};
 use super::storage_latency::StorageLatency;
 use crate::{Error, Result};
@@ -32,8 +31,6 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const UNSTATED_LEN: u64 = 64 << 10;
 /// What libzstd returns for a buffer that is too short.
 const TOO_SMALL: usize = (ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall as usize).wrapping_neg();
-
-static LOADS: SingleFlight = SingleFlight::new();
 
 /// Where the limits are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,18 +116,26 @@ impl Format for Bagz {
             return Err(in_limits(stored.path(), &FormatError::new(text)));
         }
         let records_len = if limits.is_some() { stored.byte_len() } else { begin };
-        let id = index_cache::new_id();
         let num_records = (end - begin) / LIMIT_LEN;
-        let file =
-            BagzFile { id, stored, limits, begin, num_records, records_len, is_zstd, dictionary };
+        let offsets = IndexHandle::new();
+        let file = BagzFile {
+            offsets,
+            stored,
+            limits,
+            begin,
+            num_records,
+            records_len,
+            is_zstd,
+            dictionary,
+        };
         if num_records == 0 && records_len > 0 {
             let text = format!("has no limits, but {records_len} bytes of records");
             return Err(in_limits(file.stored.path(), &FormatError::new(text)));
         }
         if num_records > 0 && num_records <= LIMITS_STEP / LIMIT_LEN {
             // A damaged file is found at once, unless that takes long.
-            let offsets = Arc::new(file.read_limits(Reader::new(&*limits_bytes, latency))?);
-            index_cache::insert(id, &offsets);
+            let found = file.read_limits(Reader::new(&*limits_bytes, latency))?;
+            file.offsets.keep(&Arc::new(found));
         }
         Ok(Arc::new(file))
     }
@@ -160,17 +165,14 @@ fn tail_begin(reader: Reader<'_>, byte_len: u64) -> Result<Result<u64, FormatErr
 }
 
 fn in_limits(path: &Path, problem: &FormatError) -> Error {
-    Error::Corrupt {
-        path: path.display().to_string(),
-        place: "limits".to_owned(),
-        problem: format!("{problem}; it is not a Bagz file, or was cut short"),
-    }
+    let problem = format!("{problem}; it is not a Bagz file, or was cut short");
+    Error::corrupt(path, "limits", problem)
 }
 
 /// An open Bagz file.
 #[derive(Debug)]
 struct BagzFile {
-    id: u64,
+    offsets: IndexHandle,
     stored: Box<dyn StoredFile>,
     /// The file of the limits, if it is another one.
     limits: Option<Box<dyn StoredFile>>,
@@ -209,10 +211,6 @@ impl BagzFile {
     /// Where records begin, and where the last one ends.
     #[cold]
     fn load(&self, latency: &StorageLatency) -> Result<Arc<Offsets>> {
-        let _guard = LOADS.enter(self.id);
-        if let Some(offsets) = index_cache::get(self.id) {
-            return Ok(offsets);
-        }
         let offsets = match &self.limits {
             None => {
                 let handle = FileHandle::open(self, latency, false)?;
@@ -223,9 +221,7 @@ impl BagzFile {
                 self.read_limits(Reader::new(&*reopened.bytes, latency))?
             }
         };
-        let offsets = Arc::new(offsets);
-        index_cache::insert(self.id, &offsets);
-        Ok(offsets)
+        Ok(Arc::new(offsets))
     }
 
     fn read_limits(&self, reader: Reader<'_>) -> Result<Offsets> {
@@ -242,14 +238,10 @@ impl BagzFile {
             for limit in bytes.as_chunks().0 {
                 let limit = u64::from_le_bytes(*limit);
                 if limit < before || limit > self.records_len {
-                    return Err(Error::Corrupt {
-                        path: self.stored.path().display().to_string(),
-                        place: format!("record {} at byte {before}", offsets.len() - 1),
-                        problem: format!(
-                            "its limit is {limit}, expected {before} to {}",
-                            self.records_len
-                        ),
-                    });
+                    let place = format!("record {} at byte {before}", offsets.len() - 1);
+                    let end = self.records_len;
+                    let problem = format!("its limit is {limit}, expected {before} to {end}");
+                    return Err(Error::corrupt(self.stored.path(), place, problem));
                 }
                 offsets.push(limit);
                 before = limit;
@@ -359,10 +351,8 @@ impl RecordFile for BagzFile {
     }
 
     fn locate(&self, picks: &mut [Pick], latency: Option<&StorageLatency>) -> Result<bool> {
-        let offsets = match (index_cache::get(self.id), latency) {
-            (Some(offsets), _) => offsets,
-            (None, Some(latency)) => self.load(latency)?,
-            (None, None) => return Ok(false),
+        let Some(offsets) = self.offsets.offsets(latency, |latency| self.load(latency))? else {
+            return Ok(false);
         };
         let mut offsets = offsets.reader();
         for pick in picks {
@@ -424,16 +414,7 @@ impl RecordFile for BagzFile {
 
     #[cold]
     fn damaged(&self, pick: &Pick, problem: &FormatError) -> Error {
-        Error::Corrupt {
-            path: self.stored.path().display().to_string(),
-            place: format!("record {} at byte {}", pick.record, pick.begin),
-            problem: problem.to_string(),
-        }
-    }
-}
-
-impl Drop for BagzFile {
-    fn drop(&mut self) {
-        index_cache::remove(self.id);
+        let place = format!("record {} at byte {}", pick.record, pick.begin);
+        Error::corrupt(self.stored.path(), place, problem)
     }
 }

@@ -6,11 +6,11 @@
 //! reading a chunk again takes a thousand times as long as caching it. A chunk is evicted once all
 //! its records have been taken.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::chunk_records::{ChunkRecords, DecodedChunk};
+use super::lru::Lru;
 use super::single_flight::{FlightGuard, SingleFlight};
 use crate::Result;
 use crate::process::PerProcess;
@@ -61,17 +61,14 @@ struct CacheCredit {
 /// The cached chunks of all files of a process.
 #[derive(Debug, Default)]
 struct CachedChunks {
-    chunks: HashMap<(u32, ChunkKey), Entry>,
-    /// Keys by insertion number, so the oldest is first.
-    order: BTreeMap<u64, (u32, ChunkKey)>,
+    /// None is used again: the one that was added first leaves first.
+    chunks: Lru<(u32, ChunkKey), Entry>,
     byte_len: usize,
-    next_number: u64,
 }
 
 #[derive(Debug)]
 struct Entry {
     chunk: Arc<DecodedChunk>,
-    number: u64,
     /// How many of its records have not been taken yet.
     num_left: usize,
 }
@@ -169,7 +166,7 @@ impl CacheCredit {
 
 impl CachedChunks {
     fn take(&mut self, key: (u32, ChunkKey), count: usize) -> Option<Arc<DecodedChunk>> {
-        let entry = self.chunks.get_mut(&key)?;
+        let entry = self.chunks.peek_mut(&key)?;
         entry.num_left = entry.num_left.saturating_sub(count);
         if entry.num_left == 0 {
             return self.remove(key);
@@ -185,34 +182,32 @@ impl CachedChunks {
         num_left: usize,
         budget: usize,
     ) -> Vec<Arc<DecodedChunk>> {
-        if self.chunks.contains_key(&key) {
+        if self.chunks.peek_mut(&key).is_some() {
             return vec![chunk];
         }
         let mut evicted = Vec::new();
         let byte_len = chunk.byte_len();
         while self.byte_len + byte_len > budget
-            && let Some((_, &oldest)) = self.order.first_key_value()
+            && let Some((_, oldest)) = self.chunks.pop_oldest()
         {
-            evicted.extend(self.remove(oldest));
+            self.byte_len -= oldest.chunk.byte_len();
+            evicted.push(oldest.chunk);
         }
-        let number = self.next_number;
-        self.next_number += 1;
         self.byte_len += byte_len;
-        self.order.insert(number, key);
-        self.chunks.insert(key, Entry { chunk, number, num_left });
+        self.chunks.insert(key, Entry { chunk, num_left });
         evicted
     }
 
     fn remove(&mut self, key: (u32, ChunkKey)) -> Option<Arc<DecodedChunk>> {
-        let Entry { chunk, number, .. } = self.chunks.remove(&key)?;
-        self.order.remove(&number);
+        let Entry { chunk, .. } = self.chunks.remove(&key)?;
         self.byte_len -= chunk.byte_len();
         Some(chunk)
     }
 
     /// Evicts and returns all chunks of one cache's files.
     fn forget(&mut self, id: u32) -> Vec<Arc<DecodedChunk>> {
-        let keys: Vec<_> = self.chunks.keys().filter(|(of, _)| *of == id).copied().collect();
+        let keys: Vec<_> =
+            self.chunks.iter().map(|(&key, _)| key).filter(|&(of, _)| of == id).collect();
         keys.into_iter().filter_map(|key| self.remove(key)).collect()
     }
 }
@@ -236,14 +231,13 @@ mod tests {
             let evicted = cached.insert(key, Arc::new(chunk(1 << 20, 2)), 2, budget);
             assert_eq!(cached.chunks.len(), before + 1 - evicted.len());
             assert!(cached.byte_len <= budget);
-            assert_eq!(cached.order.len(), cached.chunks.len());
         }
         let mut is_cached =
             |begin: u64| cached.take((u32::try_from(begin % 3).unwrap(), (0, begin)), 1).is_some();
         assert!(!(0..130).any(&mut is_cached));
         assert!((140..200).all(&mut is_cached));
         assert!(!cached.forget(1).is_empty());
-        assert!(cached.chunks.keys().all(|(id, _)| *id != 1) && !cached.chunks.is_empty());
+        assert!(cached.chunks.iter().all(|(&(id, _), _)| id != 1) && cached.chunks.len() > 0);
         cached.insert((9, (0, 0)), Arc::new(chunk(1 << 20, 2)), 2, 0);
         assert_eq!(cached.chunks.len(), 1, "one chunk is cached in any case");
     }
@@ -262,7 +256,7 @@ mod tests {
         cache.offer((0, 3), &chunk.records(), 1, false);
         let id = cache.id;
         drop(cache);
-        assert!(!cached().chunks.keys().any(|(of, _)| *of == id));
+        assert!(!cached().chunks.iter().any(|(&(of, _), _)| of == id));
     }
 
     #[test]
@@ -272,7 +266,7 @@ mod tests {
         let num_cached = |from: u64, is_slow| {
             let is_cached = |begin: &u64| {
                 cache.offer((0, *begin), &chunk.records(), 1, is_slow);
-                cached().chunks.contains_key(&(cache.id, (0, *begin)))
+                cached().chunks.peek_mut(&(cache.id, (0, *begin))).is_some()
             };
             (from..from + 10_000).filter(is_cached).count()
         };

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use crate::Error;
+
 /// What is wrong with some bytes; callers add the file and the offset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FormatError(Cow<'static, str>);
@@ -22,5 +24,26 @@ impl FormatError {
 impl std::fmt::Display for FormatError {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(&self.0)
+    }
+}
+
+/// Why reading a stream failed.
+#[derive(Debug)]
+pub enum StreamError {
+    /// The file cannot be read.
+    File(Error),
+    /// Its data are damaged.
+    Data(FormatError),
+}
+
+impl From<Error> for StreamError {
+    fn from(error: Error) -> Self {
+        Self::File(error)
+    }
+}
+
+impl From<FormatError> for StreamError {
+    fn from(problem: FormatError) -> Self {
+        Self::Data(problem)
     }
 }

@@ -8,13 +8,19 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::lru::Lru;
 use super::offsets::Offsets;
+use super::single_flight::SingleFlight;
 use super::spill::{self, Part};
+use super::storage_latency::StorageLatency;
+use crate::Result;
 use crate::process::PerProcess;
 
 pub use super::spill::budget;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+/// The files whose offsets are being read.
+static LOADS: SingleFlight = SingleFlight::new();
 static CACHE: PerProcess<Mutex<IndexCache>> = PerProcess::new(|| Mutex::new(IndexCache::default()));
 
 /// Limits the indices that each process has in memory to `byte_len` bytes, and 16 times as many in
@@ -31,23 +37,16 @@ pub fn cached_bytes() -> usize {
 
 #[derive(Debug, Default)]
 struct IndexCache {
-    in_memory: HashMap<u64, Entry>,
+    in_memory: Lru<u64, Arc<Offsets>>,
     elsewhere: HashMap<u64, Elsewhere>,
     byte_len: usize,
-    clock: u64,
-}
-
-#[derive(Debug)]
-struct Entry {
-    offsets: Arc<Offsets>,
-    last_used: u64,
-    /// Whether it is being moved to a temporary file.
-    is_leaving: bool,
 }
 
 /// Offsets in temporary files, or in memory that processes share.
 #[derive(Debug)]
 enum Elsewhere {
+    /// On their way to a temporary file.
+    Leaving(Arc<Offsets>),
     /// Within the table: small allocations, made when larger ones are freed, would take their place, so
     /// that neither the next large one nor the system could use it.
     Part(Part),
@@ -67,12 +66,13 @@ impl Elsewhere {
     fn offsets(&self) -> Arc<Offsets> {
         match self {
             Self::Part(part) => Arc::new(Offsets::of_part(part.clone())),
-            Self::Other(offsets) => Arc::clone(offsets),
+            Self::Leaving(offsets) | Self::Other(offsets) => Arc::clone(offsets),
         }
     }
 
     fn byte_len(&self) -> usize {
         match self {
+            Self::Leaving(_) => 0,
             Self::Part(_) => size_of::<(u64, Self)>(),
             Self::Other(offsets) => offsets.byte_len(),
         }
@@ -87,23 +87,15 @@ fn with_cache<T>(work: impl FnOnce(&mut IndexCache) -> T) -> T {
 
 impl IndexCache {
     fn get(&mut self, file: u64) -> Option<Arc<Offsets>> {
-        self.clock += 1;
-        match self.in_memory.get_mut(&file) {
-            Some(entry) => {
-                entry.last_used = self.clock;
-                Some(Arc::clone(&entry.offsets))
-            }
-            None => self.elsewhere.get(&file).map(Elsewhere::offsets),
-        }
+        let in_memory = self.in_memory.get(&file).cloned();
+        in_memory.or_else(|| self.elsewhere.get(&file).map(Elsewhere::offsets))
     }
 
     fn insert(&mut self, file: u64, offsets: Arc<Offsets>) {
         self.remove(file);
-        self.clock += 1;
         if offsets.is_in_memory() {
             self.byte_len += offsets.byte_len();
-            let entry = Entry { offsets, last_used: self.clock, is_leaving: false };
-            self.in_memory.insert(file, entry);
+            self.in_memory.insert(file, offsets);
         } else {
             let elsewhere = Elsewhere::of(offsets);
             self.byte_len += elsewhere.byte_len();
@@ -118,25 +110,17 @@ impl IndexCache {
         if self.byte_len <= budget {
             return leaving;
         }
-        let mut uses: Vec<(u64, u64)> =
-            self.in_memory.iter().map(|(&file, entry)| (entry.last_used, file)).collect();
-        uses.sort_unstable();
-        // An eighth more than needed, since finding the oldest looks at all of them.
-        let (target, mut byte_len) = (budget - budget / 8, self.byte_len);
-        for (_, file) in uses {
-            if byte_len <= target {
-                return leaving;
-            }
-            if let Some(entry) = self.in_memory.get_mut(&file) {
-                byte_len -= entry.offsets.byte_len();
-                if !std::mem::replace(&mut entry.is_leaving, true) {
-                    leaving.push((file, Arc::clone(&entry.offsets)));
-                }
-            }
+        // An eighth more than needed, so that it happens less often.
+        while self.byte_len > budget - budget / 8
+            && let Some((file, offsets)) = self.in_memory.pop_oldest()
+        {
+            self.byte_len -= offsets.byte_len();
+            self.elsewhere.insert(file, Elsewhere::Leaving(Arc::clone(&offsets)));
+            leaving.push((file, offsets));
         }
-        if byte_len > budget {
-            let elsewhere = std::mem::take(&mut self.elsewhere);
-            self.byte_len -= elsewhere.values().map(Elsewhere::byte_len).sum::<usize>();
+        if self.byte_len > budget {
+            self.byte_len -= self.elsewhere.values().map(Elsewhere::byte_len).sum::<usize>();
+            self.elsewhere.retain(|_, offsets| matches!(offsets, Elsewhere::Leaving(_)));
         }
         leaving
     }
@@ -144,20 +128,20 @@ impl IndexCache {
     /// Replaces the offsets of `file` by `spilled`, unless it was closed or `offsets` are others now.
     fn replace(&mut self, file: u64, offsets: &Arc<Offsets>, spilled: Option<Arc<Offsets>>) {
         let is_only_one = self.in_memory.len() + self.elsewhere.len() == 1;
-        let Some(entry) = self.in_memory.get_mut(&file) else { return };
-        if !Arc::ptr_eq(&entry.offsets, offsets) {
-            return;
+        match self.elsewhere.get(&file) {
+            Some(Elsewhere::Leaving(leaving)) if Arc::ptr_eq(leaving, offsets) => {}
+            _ => return,
         }
         match spilled {
             Some(spilled) => self.insert(file, spilled),
             // One file may exceed the budget: nothing could be read of it otherwise.
-            None if is_only_one => entry.is_leaving = false,
+            None if is_only_one => self.insert(file, Arc::clone(offsets)),
             None => self.remove(file),
         }
     }
 
     fn remove(&mut self, file: u64) {
-        let in_memory = self.in_memory.remove(&file).map(|entry| entry.offsets.byte_len());
+        let in_memory = self.in_memory.remove(&file).map(|offsets| offsets.byte_len());
         let elsewhere = || self.elsewhere.remove(&file).map(|elsewhere| elsewhere.byte_len());
         self.byte_len -= in_memory.or_else(elsewhere).unwrap_or(0);
     }
@@ -171,27 +155,54 @@ fn evict(leaving: Leaving) {
     }
 }
 
-/// A number for a file whose offsets are to be cached, unique in the process.
-pub(crate) fn new_id() -> u64 {
-    NEXT_ID.fetch_add(1, Ordering::Relaxed)
+/// Where the offsets of an open file are: in the cache, as long as there is room, and in the file.
+#[derive(Debug)]
+pub(crate) struct IndexHandle(u64);
+
+impl IndexHandle {
+    /// A handle of a file whose offsets are not cached yet.
+    pub(crate) fn new() -> Self {
+        Self(NEXT_ID.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Caches the offsets.
+    pub(crate) fn keep(&self, offsets: &Arc<Offsets>) {
+        evict(with_cache(|cache| {
+            cache.insert(self.0, Arc::clone(offsets));
+            cache.leaving(budget())
+        }));
+    }
+
+    /// The offsets if they are cached. Else `load` reads them, on one thread at a time, and they are
+    /// cached; or there are none, without a latency to measure.
+    ///
+    /// # Errors
+    /// Those of `load`, and [`Error::Interrupted`](crate::Error::Interrupted).
+    pub(crate) fn offsets(
+        &self,
+        latency: Option<&StorageLatency>,
+        load: impl FnOnce(&StorageLatency) -> Result<Arc<Offsets>>,
+    ) -> Result<Option<Arc<Offsets>>> {
+        let cached = self.cached();
+        let (None, Some(latency)) = (&cached, latency) else { return Ok(cached) };
+        let _guard = LOADS.enter(self.0)?;
+        if let Some(offsets) = self.cached() {
+            return Ok(Some(offsets));
+        }
+        let offsets = load(latency)?;
+        self.keep(&offsets);
+        Ok(Some(offsets))
+    }
+
+    fn cached(&self) -> Option<Arc<Offsets>> {
+        with_cache(|cache| cache.get(self.0))
+    }
 }
 
-/// The offsets of `file`, if they are cached.
-pub(crate) fn get(file: u64) -> Option<Arc<Offsets>> {
-    with_cache(|cache| cache.get(file))
-}
-
-/// Caches the offsets of `file`.
-pub(crate) fn insert(file: u64, offsets: &Arc<Offsets>) {
-    evict(with_cache(|cache| {
-        cache.insert(file, Arc::clone(offsets));
-        cache.leaving(budget())
-    }));
-}
-
-/// Removes the offsets of `file`.
-pub(crate) fn remove(file: u64) {
-    with_cache(|cache| cache.remove(file));
+impl Drop for IndexHandle {
+    fn drop(&mut self) {
+        with_cache(|cache| cache.remove(self.0));
+    }
 }
 
 #[cfg(test)]
@@ -212,7 +223,7 @@ mod tests {
             assert_eq!(spilled.is_some(), can_spill);
             cache.replace(file, &offsets, spilled);
         }
-        let in_memory = cache.in_memory.values().map(|entry| entry.offsets.byte_len());
+        let in_memory = cache.in_memory.iter().map(|(_, offsets)| offsets.byte_len());
         let elsewhere = cache.elsewhere.values().map(Elsewhere::byte_len);
         assert_eq!(cache.byte_len, in_memory.chain(elsewhere).sum());
         assert!(cache.byte_len <= budget || cache.in_memory.len() == 1 && !can_spill);

@@ -1,10 +1,10 @@
 //! Files of the local file system, of which a bounded number is kept open.
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::lru::Lru;
 use super::single_flight::SingleFlight;
 use super::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use crate::bytes::ScatterBuffers;
@@ -62,11 +62,10 @@ impl Identity {
     }
 }
 
-/// The open files of a process and when each was last used.
+/// The open files of a process.
 #[derive(Debug)]
 struct OpenFiles {
-    files: HashMap<u64, (Arc<OpenFile>, u64)>,
-    clock: u64,
+    files: Lru<u64, Arc<OpenFile>>,
     max_open: usize,
 }
 
@@ -79,36 +78,23 @@ impl OpenFiles {
     fn within_limit() -> Self {
         let max_open = platform::max_files().map_or(MAX_OPEN, |limit| limit / LIMIT_DIVISOR);
         let max_open = max_open.clamp(MIN_OPEN, MAX_OPEN) as usize;
-        Self { files: HashMap::new(), clock: 0, max_open }
+        Self { files: Lru::default(), max_open }
     }
 
     fn get(&mut self, id: u64) -> Option<Arc<OpenFile>> {
-        self.clock += 1;
-        let (file, last_used) = self.files.get_mut(&id)?;
-        *last_used = self.clock;
-        Some(Arc::clone(file))
+        self.files.get(&id).cloned()
     }
 
-    /// Adds `file`; returns evicted files, which the caller closes after releasing the lock.
+    /// Adds `file`; returns an evicted one, which the caller closes after releasing the lock.
     fn insert(&mut self, id: u64, file: Arc<OpenFile>) -> Vec<Arc<OpenFile>> {
-        // Several at once, since finding the oldest looks at all files.
-        let evicted = if self.files.len() >= self.max_open {
-            self.evict_oldest(self.max_open / 16)
-        } else {
-            Vec::new()
-        };
-        self.clock += 1;
-        self.files.insert(id, (file, self.clock));
+        let evicted = self.evict_oldest((self.files.len() + 1).saturating_sub(self.max_open));
+        self.files.insert(id, file);
         evicted
     }
 
     /// Removes the `count` least recently used files.
     fn evict_oldest(&mut self, count: usize) -> Vec<Arc<OpenFile>> {
-        let mut uses: Vec<(u64, u64)> =
-            self.files.iter().map(|(&id, &(_, last_used))| (last_used, id)).collect();
-        uses.sort_unstable();
-        let oldest = uses.iter().take(count);
-        oldest.filter_map(|(_, id)| self.files.remove(id)).map(|(file, _)| file).collect()
+        (0..count).map_while(|_| Some(self.files.pop_oldest()?.1)).collect()
     }
 }
 
@@ -127,11 +113,7 @@ impl LocalFile {
                 return Err(Error::io(path, "open as a file of records", error));
             }
             FileKind::Other => {
-                return Err(Error::Corrupt {
-                    path: path.display().to_string(),
-                    place: "whole file".to_owned(),
-                    problem: "not a regular file".to_owned(),
-                });
+                return Err(Error::corrupt(path, "whole file", "not a regular file"));
             }
         }
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);

@@ -23,12 +23,10 @@ use grainmill_core::records::riegeli::decompress::{Decompressor, codec};
 use grainmill_core::records::riegeli::encode::{Group, simple_data};
 use grainmill_core::records::riegeli::hash::hash;
 use grainmill_core::records::riegeli::sink::ChunkSink;
-use grainmill_core::records::riegeli::stream_decoder::{
-    ChunkSource, StreamDecoder, StreamError, varint64,
-};
+use grainmill_core::records::riegeli::stream_decoder::{ChunkSource, StreamDecoder, varint64};
 use grainmill_core::records::riegeli::transposed::encode::transposed_data;
 use grainmill_core::records::riegeli::varint::{Cursor, push_varint};
-use grainmill_core::records::riegeli::{ChunkRecords, Decoder, FormatError};
+use grainmill_core::records::riegeli::{ChunkRecords, Decoder, FormatError, StreamError};
 use grainmill_core::records::scanned::{Compression, Framing, IndexPlaces, ScannedFormat};
 use grainmill_core::records::sequential::{Frames, RecordBlock, RecordStream};
 use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};

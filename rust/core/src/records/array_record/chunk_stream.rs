@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::super::raw_bytes::grow_to;
-use super::super::riegeli::FormatError;
 use super::super::riegeli::block::{BLOCK_LEN, HEADER_BYTES};
 use super::super::riegeli::chunk::{self, ChunkHeader, Opened, check_inner_block, mismatch};
 use super::super::riegeli::hash::Hasher;
-use super::super::riegeli::stream_decoder::{ChunkSource, StreamError};
+use super::super::riegeli::stream_decoder::ChunkSource;
+use super::super::riegeli::{FormatError, StreamError};
 use super::ranges::RangeReader;
 
 /// How many bytes of the file are read at once.

@@ -38,11 +38,7 @@ pub(super) fn no_index(
             "ArrayRecord file should be at least 64KB big".to_owned(),
         ),
     };
-    Error::Corrupt {
-        path: stored.path().display().to_string(),
-        place,
-        problem: format!("{problem}; this is {looks_like}"),
-    }
+    Error::corrupt(stored.path(), place, format!("{problem}; this is {looks_like}"))
 }
 
 /// Whether a file begins with the signature of Riegeli files.

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::super::offsets::Offsets;
 use super::super::riegeli::chunk::{ChunkHeader, kind};
-use super::super::riegeli::stream_decoder::{ChunkSource, StreamDecoder, StreamError, varint64};
-use super::super::riegeli::{Decoder, FormatError};
+use super::super::riegeli::stream_decoder::{ChunkSource, StreamDecoder, varint64};
+use super::super::riegeli::{Decoder, FormatError, StreamError};
 use super::chunk_stream::ChunkStream;
 use super::footer::{Footer, FooterParser};
 use super::ranges::{RangeReader, read_chunk};

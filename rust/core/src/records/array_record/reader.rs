@@ -6,14 +6,12 @@ use std::sync::{Arc, OnceLock};
 
 use super::super::decode_scratch::DecodeScratch;
 use super::super::format::{Format, OpenedFile};
-use super::super::index_cache;
+use super::super::index_cache::IndexHandle;
 use super::super::offsets::Offsets;
 use super::super::record_file::{DirectRead, FileHandle, Pick, RecordFile};
 use super::super::riegeli::block::BLOCK_LEN;
 use super::super::riegeli::chunk::{self, ChunkHeader, Opened};
-use super::super::riegeli::stream_decoder::StreamError;
-use super::super::riegeli::{ChunkRecords, Decoder, FormatError};
-use super::super::single_flight::SingleFlight;
+use super::super::riegeli::{ChunkRecords, Decoder, FormatError, StreamError};
 use super::super::storage::{Reader, StoredFile};
 use super::super::storage_latency::StorageLatency;
 use super::footer::{self, Footer};
@@ -30,8 +28,6 @@ const MAX_EAGER_CHUNKS: u64 = 4096;
 /// holds the footer of a file of a few thousand chunks and the padding after it.
 const TAIL_LEN: usize = 2 << 16;
 
-static LOADS: SingleFlight = SingleFlight::new();
-
 /// The format `ArrayRecord`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ArrayRecord;
@@ -46,7 +42,7 @@ impl Format for ArrayRecord {
 /// An open `ArrayRecord` file.
 #[derive(Debug)]
 pub struct ArrayRecordFile {
-    id: u64,
+    offsets: IndexHandle,
     stored: Box<dyn StoredFile>,
     footer: Footer,
     /// The extent of the footer.
@@ -74,15 +70,16 @@ impl ArrayRecordFile {
             return Err(in_footer(&*stored, footer_offset, FormatError::new(text).into()));
         }
         let max_offsets = if load_index { u64::MAX } else { MAX_EAGER_CHUNKS };
-        let Index { header, footer, offsets } = read_index(&tail, &footer_extent, max_offsets)
-            .map_err(|error| in_footer(&*stored, footer_offset, error))?;
+        let Index { header, footer, offsets: found } =
+            read_index(&tail, &footer_extent, max_offsets)
+                .map_err(|error| in_footer(&*stored, footer_offset, error))?;
         let is_plain = is_plain(&footer);
-        let id = index_cache::new_id();
-        if let Some(offsets) = offsets {
-            index_cache::insert(id, &Arc::new(offsets));
+        let offsets = IndexHandle::new();
+        if let Some(found) = found {
+            offsets.keep(&Arc::new(found));
         }
         Ok(Self {
-            id,
+            offsets,
             stored,
             footer,
             footer_extent,
@@ -108,23 +105,15 @@ impl ArrayRecordFile {
         self.footer.writer_options.as_deref()
     }
 
-    /// Loads the chunk offsets into the cache.
+    /// Reads the chunk offsets.
     #[cold]
     fn load(&self, latency: &StorageLatency) -> Result<Arc<Offsets>> {
-        let _guard = LOADS.enter(self.id)?;
-        if let Some(offsets) = index_cache::get(self.id) {
-            return Ok(offsets);
-        }
         let handle = FileHandle::open(self, latency, false)?;
         let tail = FileTail::empty(handle.reader(latency));
         let index = read_index(&tail, &self.footer_extent, u64::MAX)
             .map_err(|error| in_footer(&*self.stored, self.footer_extent.start, error))?;
         match index.offsets {
-            Some(offsets) if index.footer == self.footer => {
-                let offsets = Arc::new(offsets);
-                index_cache::insert(self.id, &offsets);
-                Ok(offsets)
-            }
+            Some(offsets) if index.footer == self.footer => Ok(Arc::new(offsets)),
             _ => Err(Error::Changed { path: self.stored.path().display().to_string() }),
         }
     }
@@ -185,10 +174,8 @@ impl RecordFile for ArrayRecordFile {
     }
 
     fn locate(&self, picks: &mut [Pick], latency: Option<&StorageLatency>) -> Result<bool> {
-        let offsets = match (index_cache::get(self.id), latency) {
-            (Some(offsets), _) => offsets,
-            (None, Some(latency)) => self.load(latency)?,
-            (None, None) => return Ok(false),
+        let Some(offsets) = self.offsets.offsets(latency, |latency| self.load(latency))? else {
+            return Ok(false);
         };
         let mut offsets = offsets.reader();
         for pick in picks {
@@ -270,17 +257,8 @@ impl RecordFile for ArrayRecordFile {
         } else {
             format!("records {} to {}", records.start, records.end - 1)
         };
-        Error::Corrupt {
-            path: self.stored.path().display().to_string(),
-            place: format!("chunk {chunk} at byte {} ({records})", pick.begin),
-            problem: problem.to_string(),
-        }
-    }
-}
-
-impl Drop for ArrayRecordFile {
-    fn drop(&mut self) {
-        index_cache::remove(self.id);
+        let place = format!("chunk {chunk} at byte {} ({records})", pick.begin);
+        Error::corrupt(self.stored.path(), place, problem)
     }
 }
 
@@ -333,11 +311,9 @@ pub(super) fn find_footer(
 fn in_footer(stored: &dyn StoredFile, footer_offset: u64, error: StreamError) -> Error {
     match error {
         StreamError::File(error) => error,
-        StreamError::Data(problem) => Error::Corrupt {
-            path: stored.path().display().to_string(),
-            place: format!("footer at byte {footer_offset}"),
-            problem: problem.to_string(),
-        },
+        StreamError::Data(problem) => {
+            Error::corrupt(stored.path(), format!("footer at byte {footer_offset}"), problem)
+        }
     }
 }
 

@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
-use super::super::format_error::FormatError;
+use super::super::format_error::{FormatError, StreamError};
 use super::super::offsets::Offsets;
 use super::super::riegeli::Decoder;
 use super::super::riegeli::block::{BLOCK_LEN, BlockHeader};
 use super::super::riegeli::chunk::{Opened, kind};
-use super::super::riegeli::stream_decoder::StreamError;
 use super::super::storage::{Reader, Storage, StoredFile};
 use super::super::storage_latency::StorageLatency;
 use super::footer::Footer;

@@ -14,7 +14,7 @@ pub mod varint;
 
 pub use super::checksum::highway as hash;
 pub use super::chunk_records::ChunkRecords;
-pub use super::format_error::FormatError;
+pub use super::format_error::{FormatError, StreamError};
 
 use super::decode_scratch::{FormatScratch, MAX_RETAINED_LEN};
 

@@ -5,32 +5,10 @@ use std::fmt;
 use brotli::BrotliDecompressStream;
 use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer};
 
-use super::FormatError;
 use super::brotli_memory::{BrotliState, brotli_problem, brotli_state};
 use super::decompress::{codec, reserve, wrong_len};
 use super::varint::{Cursor, MAX_VARINT_LEN};
-use crate::Error;
-
-/// Why reading a stream failed.
-#[derive(Debug)]
-pub enum StreamError {
-    /// The file cannot be read.
-    File(Error),
-    /// Its data are damaged.
-    Data(FormatError),
-}
-
-impl From<Error> for StreamError {
-    fn from(error: Error) -> Self {
-        Self::File(error)
-    }
-}
-
-impl From<FormatError> for StreamError {
-    fn from(problem: FormatError) -> Self {
-        Self::Data(problem)
-    }
-}
+use super::{FormatError, StreamError};
 
 /// Bytes that arrive in parts, as in `std::io::BufRead`.
 pub trait ChunkSource {

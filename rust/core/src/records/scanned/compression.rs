@@ -45,7 +45,7 @@ pub trait MayBeCompressed {
         let found = if head.is_empty() { Compression::None } else { self.detect(path, head) };
         let not_plain = || self.not_plain(head).filter(|_| found == Compression::None);
         match self.other_kind(head).or_else(not_plain) {
-            Some(problem) => Err(not_records(path, "whole file", problem)),
+            Some(problem) => Err(Error::corrupt(path, "whole file", problem)),
             None => Ok(found),
         }
     }
@@ -62,14 +62,8 @@ pub trait MayBeCompressed {
         } else {
             Some("compressed, too: decompress the file once")
         };
-        problem.map_or(Ok(()), |problem| Err(not_records(path, "decompressed data", problem)))
+        problem.map_or(Ok(()), |problem| Err(Error::corrupt(path, "decompressed data", problem)))
     }
-}
-
-/// The error of a file that has something else than records at `place`.
-fn not_records(path: &Path, place: &str, problem: &str) -> Error {
-    let path = path.display().to_string();
-    Error::Corrupt { path, place: place.to_owned(), problem: problem.to_owned() }
 }
 
 /// What is wrong with a file that begins like those that no format here has.

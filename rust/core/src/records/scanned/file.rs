@@ -9,11 +9,10 @@ use super::super::chunk_records::ChunkRecords;
 use super::super::decode_scratch::{DecodeScratch, FormatScratch, MAX_RETAINED_LEN};
 use super::super::format::{Format, OpenedFile};
 use super::super::format_error::FormatError;
-use super::super::index_cache;
+use super::super::index_cache::IndexHandle;
 use super::super::offsets::Offsets;
 use super::super::raw_bytes::{WHOLE_READ_LEN, grow_to};
 use super::super::record_file::{DirectRead, FileHandle, Pick, RecordFile};
-use super::super::single_flight::SingleFlight;
 use super::super::storage::{Reader, Storage, StoredFile};
 use super::super::storage_latency::StorageLatency;
 use super::compression::{Compression, HEAD_LEN};
@@ -28,8 +27,6 @@ use crate::{Error, Result};
 const ZSTD_PROBLEM: &str = "compressed by zstd, so its records can only be read in order; convert it by \
                             `grainmill convert` if it is TFRecord or JSON lines, or compress it by \
                             gzip instead";
-
-static LOADS: SingleFlight = SingleFlight::new();
 
 /// A format whose files are scanned.
 #[derive(Debug, Clone)]
@@ -51,24 +48,20 @@ impl<F: Framing> Format for ScannedFormat<F> {
             None => self.compression(stored.path(), &head)?,
         };
         if compression == Compression::Zstd {
-            return Err(Error::Corrupt {
-                path: stored.path().display().to_string(),
-                place: "whole file".to_owned(),
-                problem: ZSTD_PROBLEM.to_owned(),
-            });
+            return Err(Error::corrupt(stored.path(), "whole file", ZSTD_PROBLEM));
         }
         let identity = identity(self.framing.name(), compression, &*stored, ends_hash);
         let index = self.index(storage, reader, latency, &*stored, &identity)?;
-        let id = index_cache::new_id();
+        let begins = IndexHandle::new();
         let (num_records, end) = (index.num_records(), index.end);
         // Offsets of a compressed file are needed to decode, so they stay.
         if index.points.is_none() {
-            index_cache::insert(id, &index.begins);
+            begins.keep(&index.begins);
         }
         let stream = index.points.map(|points| Stream { points, begins: index.begins });
         let (format, storage) = (self.clone(), Arc::clone(storage));
         Ok(Arc::new(ScannedFile {
-            id,
+            begins,
             stored,
             storage,
             format,
@@ -105,15 +98,13 @@ impl<F: Framing> ScannedFormat<F> {
             return Ok(index);
         }
         let Identity { compression, byte_len, .. } = *identity;
-        let index = scan(&self.framing, compression, reader, byte_len).map_err(|error| {
-            let (record, at, problem) = match error {
-                ScanError::File(error) => return error,
-                ScanError::Damaged(record, at, problem) => (record, at, problem),
-            };
-            let place = compression.place(Some(record), at);
-            let path = path.display().to_string();
-            Error::Corrupt { path, place, problem: problem.to_string() }
-        })?;
+        let index =
+            scan(&self.framing, compression, reader, byte_len).map_err(|error| match error {
+                ScanError::File(error) => error,
+                ScanError::Damaged(record, at, problem) => {
+                    Error::corrupt(path, compression.place(Some(record), at), problem)
+                }
+            })?;
         // An index that cannot be kept costs another scan, not an error.
         let _ = self.places.write(path, identity, &index);
         Ok(index)
@@ -130,7 +121,7 @@ struct Stream {
 /// An open file.
 #[derive(Debug)]
 struct ScannedFile<F> {
-    id: u64,
+    begins: IndexHandle,
     stored: Box<dyn StoredFile>,
     storage: Arc<dyn Storage>,
     format: ScannedFormat<F>,
@@ -164,10 +155,6 @@ impl<F: Framing> ScannedFile<F> {
     /// Where records begin, loaded again if they were evicted.
     #[cold]
     fn load(&self, latency: &StorageLatency) -> Result<Arc<Offsets>> {
-        let _guard = LOADS.enter(self.id);
-        if let Some(begins) = index_cache::get(self.id) {
-            return Ok(begins);
-        }
         let handle = FileHandle::open(self, latency, false)?;
         let reader = handle.reader(latency);
         let index =
@@ -175,16 +162,12 @@ impl<F: Framing> ScannedFile<F> {
         if (index.num_records(), index.end) != (self.num_records, self.end) {
             return Err(Error::Changed { path: self.stored.path().display().to_string() });
         }
-        index_cache::insert(self.id, &index.begins);
         Ok(index.begins)
     }
 
     fn damaged_at(&self, record: u64, at: u64, problem: &FormatError) -> Error {
-        Error::Corrupt {
-            path: self.stored.path().display().to_string(),
-            place: self.identity.compression.place(Some(record), at),
-            problem: problem.to_string(),
-        }
+        let place = self.identity.compression.place(Some(record), at);
+        Error::corrupt(self.stored.path(), place, problem)
     }
 
     /// The records of the chunk of `pick` of a compressed file.
@@ -255,10 +238,8 @@ impl<F: Framing> RecordFile for ScannedFile<F> {
             }
             return Ok(true);
         }
-        let begins = match (index_cache::get(self.id), latency) {
-            (Some(begins), _) => begins,
-            (None, Some(latency)) => self.load(latency)?,
-            (None, None) => return Ok(false),
+        let Some(begins) = self.begins.offsets(latency, |latency| self.load(latency))? else {
+            return Ok(false);
         };
         let mut begins = begins.reader();
         for pick in picks {
@@ -337,11 +318,5 @@ impl<F: Framing> RecordFile for ScannedFile<F> {
                 self.damaged_at(pick.record, begin.unwrap_or(0), problem)
             }
         }
-    }
-}
-
-impl<F> Drop for ScannedFile<F> {
-    fn drop(&mut self) {
-        index_cache::remove(self.id);
     }
 }

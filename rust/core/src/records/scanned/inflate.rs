@@ -8,12 +8,11 @@ use miniz_oxide::inflate::core::inflate_flags::{
 };
 use miniz_oxide::inflate::core::{BlockBoundaryState, DecompressorOxide, decompress};
 
-use super::super::format_error::FormatError;
+use super::super::format_error::{FormatError, StreamError};
 use super::super::forward_reads::ForwardReads;
 use super::super::raw_bytes::grow_to;
 use super::super::storage::Reader;
 use super::compression::{Compression, zlib_problem};
-use crate::Error;
 
 /// How far back deflate refers.
 pub(super) const WINDOW_LEN: usize = 32 << 10;
@@ -24,25 +23,6 @@ const INPUT_LEN: u64 = 256 << 10;
 
 /// The first byte of a gzip member.
 const GZIP_MARK: u8 = 0x1f;
-
-/// Why a stream cannot be decompressed.
-#[derive(Debug)]
-pub(super) enum StreamError {
-    File(Error),
-    Data(FormatError),
-}
-
-impl From<Error> for StreamError {
-    fn from(error: Error) -> Self {
-        Self::File(error)
-    }
-}
-
-impl From<FormatError> for StreamError {
-    fn from(problem: FormatError) -> Self {
-        Self::Data(problem)
-    }
-}
 
 /// Where in the compressed bytes a point is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

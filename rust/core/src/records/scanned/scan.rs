@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::super::format_error::FormatError;
+use super::super::format_error::{FormatError, StreamError};
 use super::super::forward_reads::ForwardReads;
 use super::super::offsets::Offsets;
 use super::super::raw_bytes::grow_to;
@@ -14,7 +14,7 @@ use super::super::storage::Reader;
 use super::compression::Compression;
 use super::framing::{Framing, Scanner};
 use super::index::Index;
-use super::inflate::{Boundary, Inflate, Input, StreamError};
+use super::inflate::{Boundary, Inflate, Input};
 use super::stream::PointsBuilder;
 use crate::Error;
 

@@ -1,9 +1,9 @@
 //! The points at which decompression of a stream can start, and the chunks between them.
 
-use super::super::format_error::FormatError;
+use super::super::format_error::{FormatError, StreamError};
 use super::super::record_limit::check_decoded_len;
 use super::compression::Compression;
-use super::inflate::{Boundary, Inflate, Input, StreamError, WINDOW_LEN};
+use super::inflate::{Boundary, Inflate, Input, WINDOW_LEN};
 
 /// How many decompressed bytes are between two points, at least.
 const SPACING: u64 = 1 << 20;

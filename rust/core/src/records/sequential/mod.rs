@@ -596,6 +596,6 @@ impl RecordStream {
 
     fn damaged(&self, Damage { record, offset, problem }: Damage) -> Error {
         let place = self.compression().place(self.is_numbered.then_some(record), offset);
-        Error::Corrupt { path: self.path.display().to_string(), place, problem }
+        Error::corrupt(&self.path, place, problem)
     }
 }
