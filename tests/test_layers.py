@@ -19,7 +19,7 @@ FACE = ROOT / "python/grainmill"
 
 # Each uses only itself and earlier ones; `batch` and `pack` do not use each other.
 CORE_LAYERS = [
-    {"bytes", "error", "parse", "url"},
+    {"bytes", "error", "lock", "parse", "url"},
     {"interrupt", "platform", "process", "write_prefetcher"},
     {"compute", "try_alloc", "shared_memory"},
     {"order"},

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::lock::lock;
 use crate::{Error, Result};
 
 /// How often the caller is asked.
@@ -85,9 +86,8 @@ pub fn wait_while<'a, T>(
     mut condition: impl FnMut(&mut T) -> bool,
 ) -> Result<MutexGuard<'a, T>> {
     wait(|interval| {
-        let guard = mutex.lock().unwrap_or_else(PoisonError::into_inner);
         let (guard, timed_out) = condvar
-            .wait_timeout_while(guard, interval, &mut condition)
+            .wait_timeout_while(lock(mutex), interval, &mut condition)
             .unwrap_or_else(PoisonError::into_inner);
         (!timed_out.timed_out()).then_some(guard)
     })

@@ -1,4 +1,4 @@
-//! The engine of grainmill, lowest layer first: [`error`], [`bytes`], [`platform`], [`process`], [`interrupt`],
+//! The engine of grainmill, lowest layer first: [`error`], [`bytes`], [`lock`], [`platform`], [`process`], [`interrupt`],
 //! [`compute`], [`try_alloc`], [`url`], [`shared_memory`] and [`write_prefetcher`], [`order`] (the order of records),
 //! [`parse`] (records to values), [`records`] (bytes by index), [`batch`] and [`pack`] (rows of a slot), [`pipeline`] (threads).
 //! A layer uses only those before it; none knows Python.
@@ -8,6 +8,7 @@ pub mod bytes;
 pub mod compute;
 pub mod error;
 pub mod interrupt;
+pub mod lock;
 pub mod order;
 pub mod pack;
 pub mod parse;

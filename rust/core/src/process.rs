@@ -7,6 +7,9 @@
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use crate::lock::lock;
 
 /// The id of this process; a fork handler resets it to 0 in the child.
 static ID: AtomicU32 = AtomicU32::new(0);
@@ -119,6 +122,13 @@ impl<T: Send + Sync> PerProcess<T> {
     }
 }
 
+impl<T: Send> PerProcess<Mutex<T>> {
+    /// Locks the value of this process.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        lock(self.get())
+    }
+}
+
 impl<T> fmt::Debug for PerProcess<T> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("PerProcess").finish_non_exhaustive()
@@ -135,8 +145,8 @@ impl<T> Drop for PerProcess<T> {
     }
 }
 
-#[cfg(test)]
 #[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
     use std::sync::mpsc;

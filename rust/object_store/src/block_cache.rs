@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use grainmill_core::platform;
@@ -111,7 +111,7 @@ impl BlockCache {
     /// # Errors
     /// If it is too small for a set of blocks, or cannot be created.
     pub fn open(dir: &Path, byte_len: u64) -> Result<Arc<Self>> {
-        let mut caches = CACHES.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut caches = CACHES.lock();
         let key = (dir.to_owned(), byte_len);
         if let Some(cache) = caches.get(&key) {
             return Ok(Arc::clone(cache));

@@ -7,11 +7,12 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use grainmill_core::compute::num_cores;
 use grainmill_core::process::PerProcess;
 use grainmill_core::url::shown;
 use grainmill_core::{Error, Result, interrupt};
@@ -56,7 +57,7 @@ const USER_AGENT: &str = concat!("grainmill/", env!("CARGO_PKG_VERSION"));
 
 /// What the clients of a process share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct HttpRuntime {
     runtime: Runtime,
     /// For buckets, whose requests have credentials, and for servers.
     buckets: Http,
@@ -64,7 +65,8 @@ pub(crate) struct Shared {
     pub(crate) spare_parts: Arc<Semaphore>,
 }
 
-static SHARED: PerProcess<std::result::Result<Shared, String>> = PerProcess::new(Shared::new);
+static SHARED: PerProcess<std::result::Result<HttpRuntime, String>> =
+    PerProcess::new(HttpRuntime::new);
 static BUCKETS: PerProcess<Mutex<Buckets>> = PerProcess::new(Mutex::default);
 
 /// By URL and settings.
@@ -94,11 +96,10 @@ pub(crate) struct Answer {
     pub(crate) retry_after: Option<Duration>,
 }
 
-impl Shared {
+impl HttpRuntime {
     fn new() -> std::result::Result<Self, String> {
-        let num_cores = std::thread::available_parallelism().map_or(1, usize::from);
         let runtime = Builder::new_multi_thread()
-            .worker_threads(num_cores.min(MAX_THREADS))
+            .worker_threads(num_cores().min(MAX_THREADS))
             .thread_name("grainmill-http")
             .enable_all()
             .build()
@@ -373,7 +374,7 @@ type StoreInterfaces = (Arc<dyn ObjectStore>, Option<Lister>, Option<Uploader>);
 impl Bucket {
     /// The bucket of `location`, one for all objects in it.
     pub(crate) fn of(location: &Location, settings: &Arc<Settings>) -> Arc<Self> {
-        let mut buckets = BUCKETS.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = BUCKETS.lock();
         let new = || {
             let mut location = location.clone();
             (location.key, location.access) = (String::new(), Access::default());
@@ -386,11 +387,11 @@ impl Bucket {
 
     /// The client of this process.
     pub(crate) fn client(&self) -> Result<Arc<Client>> {
-        let mut client = self.client.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut client = self.client.lock();
         if let Some(client) = &*client {
             return Ok(Arc::clone(client));
         }
-        let shared = Shared::get()?;
+        let shared = HttpRuntime::get()?;
         let (store, lister, uploader) = self.connect(shared).map_err(|error| {
             Error::io(&self.location.base, "connect", std::io::Error::other(chain(&error)))
         })?;
@@ -399,7 +400,7 @@ impl Bucket {
         Ok(Arc::clone(client.insert(created)))
     }
 
-    fn connect(&self, shared: &Shared) -> object_store::Result<StoreInterfaces> {
+    fn connect(&self, shared: &HttpRuntime) -> object_store::Result<StoreInterfaces> {
         let settings = &self.settings;
         let http = match self.location.service {
             Service::Http => shared.servers.clone(),
@@ -470,7 +471,7 @@ impl Bucket {
 
     /// The options of S3: the environment, then the user's profile; a region that neither names is
     /// asked for.
-    fn s3(&self, shared: &Shared) -> AmazonS3Builder {
+    fn s3(&self, shared: &HttpRuntime) -> AmazonS3Builder {
         let settings = &self.settings;
         // Services that imitate S3 have no requests that remove many objects.
         let mut builder = AmazonS3Builder::new().with_disable_bulk_delete(true);

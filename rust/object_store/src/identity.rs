@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use grainmill_core::Result;
 
-use crate::client::{Bucket, Shared};
+use crate::client::{Bucket, HttpRuntime};
 use crate::fetch::open;
 use crate::location::Location;
 use crate::settings::Settings;
@@ -27,7 +27,7 @@ pub fn identities(settings: &Arc<Settings>, urls: &[String]) -> Result<Vec<Objec
             let client = Bucket::of(&location, settings).client()?;
             // Not all servers answer requests for headers only.
             let opened = open(client, Arc::clone(settings), location, 1);
-            Ok(Shared::get()?.start(opened))
+            Ok(HttpRuntime::get()?.start(opened))
         };
         let started: Vec<_> = urls.iter().map(start).collect::<Result<_>>()?;
         for opened in started {

@@ -8,7 +8,7 @@ use object_store::ObjectMeta;
 use object_store::list::PaginatedListOptions;
 use tokio::time::timeout;
 
-use crate::client::{Bucket, Client, LISTS, Lister, Shared};
+use crate::client::{Bucket, Client, HttpRuntime, LISTS, Lister};
 use crate::fetch::{Attempts, Failure};
 use crate::list_names;
 use crate::location::Location;
@@ -35,7 +35,7 @@ pub fn list(settings: &Arc<Settings>, prefix: &str) -> Result<Vec<(String, u64)>
     };
     let settings = Arc::clone(settings);
     let pages = async move { all_pages(&client, &lister, &settings, &location).await };
-    Shared::get()?.start(pages).wait()
+    HttpRuntime::get()?.start(pages).wait()
 }
 
 async fn all_pages(

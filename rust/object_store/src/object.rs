@@ -15,7 +15,7 @@ use grainmill_core::{Error, Result};
 use tokio::task::AbortHandle;
 
 use crate::block_cache::{BLOCK_LEN, BlockCache, BlockKey};
-use crate::client::{Bucket, Client, Shared, Started};
+use crate::client::{Bucket, Client, HttpRuntime, Started};
 use crate::fetch::{self, Target};
 use crate::location::{Location, is_url};
 use crate::settings::Settings;
@@ -85,7 +85,7 @@ impl Object {
         let bucket = Bucket::of(&location, settings);
         let client = bucket.client()?;
         let opening = fetch::open(client, Arc::clone(settings), location, TAIL_LEN);
-        let (target, tail) = Shared::get()?.start(opening).wait()?;
+        let (target, tail) = HttpRuntime::get()?.start(opening).wait()?;
         let cache = match &settings.cache {
             Some((dir, byte_len)) => {
                 let blocks = BlockCache::open(dir, *byte_len)?;
@@ -114,7 +114,7 @@ impl Object {
 
     /// Starts reading the bytes of `range`, which the object must have.
     fn start(self: &Arc<Self>, range: Range<u64>) -> Result<Started<Vec<u8>>> {
-        let shared = Shared::get()?;
+        let shared = HttpRuntime::get()?;
         if self.cache.is_some() {
             // It reads and writes a file.
             let object = Arc::clone(self);
@@ -140,7 +140,7 @@ impl Object {
 
     /// Reads from the server.
     fn request(&self, range: Range<u64>, sink: &mut dyn FnMut(&[u8])) -> Result<()> {
-        let (client, shared) = (self.bucket.client()?, Shared::get()?);
+        let (client, shared) = (self.bucket.client()?, HttpRuntime::get()?);
         let start = |part, permit| {
             let reading = self.reading(Arc::clone(&client), part);
             shared.start(async move {
@@ -335,18 +335,18 @@ impl ReadAt for OpenObject {
         if object.cache.is_some() || !is_there || !is_one_part {
             return None;
         }
-        let (client, shared) = (object.bucket.client().ok()?, Shared::get().ok()?);
-        Some(Box::new(Request { shared, reading: object.reading(client, range) }))
+        let (client, shared) = (object.bucket.client().ok()?, HttpRuntime::get().ok()?);
+        Some(Box::new(UnsentRead { shared, reading: object.reading(client, range) }))
     }
 }
 
 /// A read of an object that has not been sent.
-struct Request<F> {
-    shared: &'static Shared,
+struct UnsentRead<F> {
+    shared: &'static HttpRuntime,
     reading: F,
 }
 
-impl<F: Future<Output = Result<Vec<Bytes>>> + Send + 'static> ReadRequest for Request<F> {
+impl<F: Future<Output = Result<Vec<Bytes>>> + Send + 'static> ReadRequest for UnsentRead<F> {
     fn send(self: Box<Self>, when_read: WhenRead) {
         self.shared.spawn(async move {
             match self.reading.await {

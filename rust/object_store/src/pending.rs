@@ -2,9 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use grainmill_core::lock::lock;
 use grainmill_core::process::PerProcess;
 
 /// What a request waits for.
@@ -19,14 +20,14 @@ pub struct PendingRequest {
 }
 
 #[derive(Debug)]
-struct State {
+struct Wait {
     url: String,
     wait: Mutex<(Instant, u32)>,
 }
 
-impl State {
+impl Wait {
     fn lock(&self) -> MutexGuard<'_, (Instant, u32)> {
-        self.wait.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.wait)
     }
 
     fn now(&self) -> PendingRequest {
@@ -35,25 +36,25 @@ impl State {
     }
 }
 
-type Requests = HashMap<u64, Arc<State>>;
+type Requests = HashMap<u64, Arc<Wait>>;
 
 static REQUESTS: PerProcess<Mutex<Requests>> = PerProcess::new(Mutex::default);
 
 fn requests() -> MutexGuard<'static, Requests> {
-    REQUESTS.get().lock().unwrap_or_else(PoisonError::into_inner)
+    REQUESTS.lock()
 }
 
 /// A request as long as it is not complete.
 #[derive(Debug)]
 pub(crate) struct Pending {
     number: u64,
-    state: Arc<State>,
+    state: Arc<Wait>,
 }
 
 impl Pending {
     pub(crate) fn new(url: &str) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let state = Arc::new(State { url: url.to_owned(), wait: Mutex::new((Instant::now(), 0)) });
+        let state = Arc::new(Wait { url: url.to_owned(), wait: Mutex::new((Instant::now(), 0)) });
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         requests().insert(number, Arc::clone(&state));
         Self { number, state }

@@ -26,7 +26,7 @@ use object_store::{
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use crate::client::{Bucket, Client, IS_NEW, Shared, Started, TRANSFERRED};
+use crate::client::{Bucket, Client, HttpRuntime, IS_NEW, Started, TRANSFERRED};
 use crate::fetch::{Attempts, Failure, FailureKind};
 use crate::location::{Location, Service};
 use crate::settings::Settings;
@@ -179,7 +179,7 @@ impl Upload {
     ) -> Result<Started<T>> {
         let mut is_cancelled = self.control.0.is_cancelled.subscribe();
         let target = Arc::clone(&self.target);
-        Ok(Shared::get()?.start(async move {
+        Ok(HttpRuntime::get()?.start(async move {
             tokio::select! {
                 biased; // after that no request begins
                 _ = is_cancelled.wait_for(|is| *is) => Err(target.error(ENDED)),
@@ -198,7 +198,7 @@ impl Upload {
             let id = self.start(async move { target.begin().await })?.wait()?;
             let _ = self.control.0.id.set(id);
         }
-        let shared = Shared::get()?;
+        let shared = HttpRuntime::get()?;
         let permit = loop {
             if self.sending.is_empty() {
                 break None;
@@ -319,7 +319,7 @@ impl Drop for Upload {
             let _ = part.wait();
         }
         let target = Arc::clone(&self.target);
-        if let Ok(shared) = Shared::get() {
+        if let Ok(shared) = HttpRuntime::get() {
             // Nobody can do more about an error. S3 and Google keep the parts, and bill them, unless a
             // rule of the bucket removes them; Azure removes them after some days.
             let _ = shared.start(async move { target.abort(&id).await }).wait();
@@ -334,7 +334,7 @@ impl Drop for Upload {
 pub fn abort(url: &str, settings: Settings, id: &str) -> Result<()> {
     let target = Target::new(url, Arc::new(settings), true)?;
     let id = id.to_owned();
-    Shared::get()?.start(async move { target.abort(&id).await }).wait()
+    HttpRuntime::get()?.start(async move { target.abort(&id).await }).wait()
 }
 
 /// Removes the object at `url`, if there is one.
@@ -343,7 +343,7 @@ pub fn abort(url: &str, settings: Settings, id: &str) -> Result<()> {
 /// If the service refuses or cannot be reached.
 pub fn remove(url: &str, settings: Settings) -> Result<()> {
     let target = Target::new(url, Arc::new(settings), true)?;
-    Shared::get()?.start(async move { target.remove().await }).wait()
+    HttpRuntime::get()?.start(async move { target.remove().await }).wait()
 }
 
 impl Target {

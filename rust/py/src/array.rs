@@ -133,31 +133,12 @@ pub(crate) fn array_in<'py>(
              {byte_len} bytes"
         )));
     }
-    let ndim = c_int::try_from(shape.len())?;
-    // Lengths were checked to be at most `isize::MAX`, so the cast keeps their values.
-    let dims = shape.as_ptr().cast_mut().cast::<npy_intp>();
-    // SAFETY: NumPy's own type object; the API table loads or panics on first use.
-    let subtype = unsafe { npyffi::get_type_object(py, NpyTypes::PyArray_Type) };
-    // SAFETY: `shape` x `dtype` fits from `offset` on (checked above); NumPy copies the dims and
-    // steals the reference to the dtype.
-    let created = unsafe {
-        PY_ARRAY_API.PyArray_NewFromDescr(
-            py,
-            subtype,
-            dtype.into_dtype_ptr(),
-            ndim,
-            dims,
-            ptr::null_mut(),
-            buffer.start.wrapping_add(offset).cast::<c_void>(),
-            npyffi::NPY_ARRAY_WRITEABLE,
-            ptr::null_mut(),
-        )
-    };
-    // SAFETY: a new reference, or null with an exception set.
-    let array = unsafe { Bound::from_owned_ptr_or_err(py, created) }?;
+    let data = buffer.start.wrapping_add(offset).cast::<c_void>();
+    // SAFETY: `shape` x `dtype` fits from `offset` on, as checked above.
+    let array = unsafe { created(py, shape, dtype, data) }?;
     let base = buffer.owner.clone().into_ptr();
     // SAFETY: `array` was created above and has no base; the reference `base` is stolen.
-    let failed = unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, created.cast(), base) };
+    let failed = unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, array.as_ptr().cast(), base) };
     if failed < 0 { Err(PyErr::fetch(py)) } else { Ok(array) }
 }
 
@@ -168,29 +149,45 @@ pub(crate) fn new_array<'py>(
 ) -> PyResult<Bound<'py, PyUntypedArray>> {
     let py = dtype.py();
     array_byte_len(shape, dtype)?;
+    // SAFETY: the size of the array was checked above.
+    let array = unsafe { created(py, shape, dtype.clone(), ptr::null_mut()) }?;
+    // SAFETY: an array, as created above.
+    Ok(unsafe { array.cast_into_unchecked::<PyUntypedArray>() })
+}
+
+/// A C-contiguous array at `data`; in memory of its own, if that is null.
+///
+/// # Safety
+///
+/// `array_byte_len` has accepted `shape` and `dtype`, and `data` has as many bytes if it is not null.
+unsafe fn created<'py>(
+    py: Python<'py>,
+    shape: &[usize],
+    dtype: Bound<'py, PyArrayDescr>,
+    data: *mut c_void,
+) -> PyResult<Bound<'py, PyAny>> {
     let ndim = c_int::try_from(shape.len())?;
     // Lengths were checked to be at most `isize::MAX`, so the cast keeps their values.
     let dims = shape.as_ptr().cast_mut().cast::<npy_intp>();
+    let flags = if data.is_null() { 0 } else { npyffi::NPY_ARRAY_WRITEABLE };
     // SAFETY: NumPy's own type object; the API table loads or panics on first use.
     let subtype = unsafe { npyffi::get_type_object(py, NpyTypes::PyArray_Type) };
-    // SAFETY: NumPy allocates the memory, copies the dims and steals the reference to the dtype.
+    // SAFETY: as the caller promises; NumPy copies the dims and steals the reference to the dtype.
     let created = unsafe {
         PY_ARRAY_API.PyArray_NewFromDescr(
             py,
             subtype,
-            dtype.clone().into_dtype_ptr(),
+            dtype.into_dtype_ptr(),
             ndim,
             dims,
             ptr::null_mut(),
-            ptr::null_mut(),
-            0,
+            data,
+            flags,
             ptr::null_mut(),
         )
     };
     // SAFETY: a new reference, or null with an exception set.
-    let array = unsafe { Bound::from_owned_ptr_or_err(py, created) }?;
-    // SAFETY: an array, as created above.
-    Ok(unsafe { array.cast_into_unchecked::<PyUntypedArray>() })
+    unsafe { Bound::from_owned_ptr_or_err(py, created) }
 }
 
 /// A new C-contiguous array of plain values with these bytes.

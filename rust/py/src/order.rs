@@ -128,7 +128,7 @@ impl PyResolver {
     #[new]
     fn new(tree: &Bound<'_, PyTuple>) -> PyResult<Self> {
         let pristine =
-            Resolver::new(tree_from(tree, 0, &mut Shared::new())?).map_err(Raised::from)?;
+            Resolver::new(tree_from(tree, 0, &mut SharedTrees::new())?).map_err(Raised::from)?;
         let resolver = Mutex::new(pristine.clone());
         Ok(Self { resolver, owner: std::process::id(), pristine })
     }
@@ -205,13 +205,13 @@ fn integers<'py>(py: Python<'py>, values: &[i128]) -> PyResult<Bound<'py, PyAny>
 }
 
 /// The shared trees until now, by the tuple that each comes from, which is kept alive.
-type Shared<'py> = HashMap<*mut ffi::PyObject, (Bound<'py, PyTuple>, Arc<Tree>)>;
+type SharedTrees<'py> = HashMap<*mut ffi::PyObject, (Bound<'py, PyTuple>, Arc<Tree>)>;
 
 /// Parses stages from nested tuples, each `(name, parameters..., child)`.
 fn tree_from<'py>(
     node: &Bound<'py, PyTuple>,
     depth: usize,
-    shared: &mut Shared<'py>,
+    shared: &mut SharedTrees<'py>,
 ) -> PyResult<Tree> {
     if depth > MAX_DEPTH {
         return Err(PyRecursionError::new_err(format!(
@@ -288,7 +288,7 @@ fn tree_from<'py>(
 fn children_from<'py>(
     node: &Bound<'py, PyTuple>,
     depth: usize,
-    shared: &mut Shared<'py>,
+    shared: &mut SharedTrees<'py>,
 ) -> PyResult<Vec<Tree>> {
     let children = node.get_item(node.len() - 1)?.cast_into::<PyTuple>()?;
     children.iter().map(|child| tree_from(child.cast::<PyTuple>()?, depth + 1, shared)).collect()

@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::memory::Memory;
 use super::{ALWAYS_RETAINED_BYTES, MAX_FREE_PER_SIZE, MAX_SIZE_RATIO_SHARED, POISON};
 use crate::Result;
+use crate::lock::lock;
 use crate::platform::OwnedFile;
 
 /// An allocator for the memory of batches; clones share their free slots.
@@ -203,7 +204,7 @@ impl Shelf {
     /// Code under this lock calls no callback, so a panic cannot leave its state inconsistent, and
     /// a thread that holds the GIL may wait for it.
     fn lock(&self) -> MutexGuard<'_, Free> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.free)
     }
 
     fn put(&self, mut memory: Memory) {

@@ -3,10 +3,11 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use super::ALIGNMENT;
+use crate::lock::lock;
 use crate::platform::{self, OwnedFile};
 use crate::shared_memory::Mapping;
 use crate::{Error, Result};
@@ -44,7 +45,7 @@ pub(super) struct Identity {
 impl Identity {
     /// The file of the memory, returned once.
     pub(super) fn take_file(&self) -> Option<OwnedFile> {
-        self.file.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.file).take()
     }
 }
 

@@ -341,7 +341,7 @@ pub fn range_end(start: i64, count: usize) -> Result<i64> {
 }
 
 /// A shared tree, what became of it, and the ids of columns in it.
-type Shared = (Arc<Tree>, Arc<Stage>, HashSet<u32>);
+type CompiledShared = (Arc<Tree>, Arc<Stage>, HashSet<u32>);
 
 /// Compiles a tree into stages.
 #[derive(Default)]
@@ -352,7 +352,7 @@ struct Compiler {
     ancestor_ids: HashSet<u32>,
     num_mixtures: usize,
     /// The shared trees until now.
-    shared: HashMap<*const Tree, Shared>,
+    shared: HashMap<*const Tree, CompiledShared>,
     /// The ids of columns since the innermost shared tree began.
     ids: HashSet<u32>,
 }

@@ -7,10 +7,11 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use super::{Pending, ReadQueue, open};
+use crate::lock::lock;
 use crate::records::Files;
 use crate::records::outputs::{Encoded, Encoder, Output};
 use crate::records::sequential::{BLOCK_BYTES, RecordBlock, RecordStream};
@@ -289,7 +290,7 @@ fn copy_threaded(
 /// Encodes blocks until there are no more.
 fn run(encoder: &mut dyn Encoder, work: &Mutex<Receiver<Work>>) {
     loop {
-        let next = work.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let next = lock(work).recv();
         let Ok((block, mut bytes, done)) = next else { return };
         let result = catch_unwind(AssertUnwindSafe(|| encoder.encode(&block, &mut bytes)));
         let result = result.unwrap_or_else(|_| Err(ended())).map(|()| (block, bytes));

@@ -2,10 +2,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::pool;
+use crate::lock::lock;
 use crate::records::{FileSet, Files, Plan};
 use crate::{Error, Result, interrupt};
 
@@ -117,7 +118,7 @@ where
 impl<W: Fn(usize) -> Result<()>> ParallelLoop<W> {
     fn run(&self) {
         let mut failed = None;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.num_running += 1;
         drop(state);
         while let at = self.next.fetch_add(1, Ordering::Relaxed)
@@ -133,7 +134,7 @@ impl<W: Fn(usize) -> Result<()>> ParallelLoop<W> {
                 failed = Some((at, error));
             }
         }
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.num_running -= 1;
         if let Some((at, error)) = failed
             && state.first_error.as_ref().is_none_or(|&(earlier, _)| at < earlier)

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
+use crate::compute::num_cores;
+use crate::lock::lock;
 use crate::process::PerProcess;
 
 /// The maximum number of threads. Most of them wait for storage; callers limit how many do at a
@@ -36,7 +38,7 @@ struct Queue {
 static POOL: PerProcess<Pool> = PerProcess::new(|| Pool {
     queue: Mutex::default(),
     work_added: Condvar::new(),
-    num_cores: std::thread::available_parallelism().map_or(1, usize::from),
+    num_cores: num_cores(),
     is_crowded: AtomicBool::new(false),
 });
 
@@ -85,7 +87,7 @@ impl Pool {
         max_threads: usize,
         push: fn(&mut VecDeque<Work>, Work),
     ) -> bool {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = lock(&self.queue);
         (0..count).for_each(|_| push(&mut queue.work, work()));
         let num_idle = queue.num_idle;
         while queue.num_idle < queue.work.len() && queue.num_threads < max_threads {
@@ -117,7 +119,7 @@ impl Pool {
     }
 
     fn work(&self) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = lock(&self.queue);
         loop {
             if let Some(work) = queue.work.pop_front() {
                 queue.num_idle -= 1;
@@ -125,7 +127,7 @@ impl Pool {
                 drop(queue);
                 // Jobs catch their own panics to report them; any other must not end the thread.
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-                queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+                queue = lock(&self.queue);
                 queue.num_idle += 1;
             } else {
                 queue = self.work_added.wait(queue).unwrap_or_else(PoisonError::into_inner);

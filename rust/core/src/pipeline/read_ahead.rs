@@ -7,11 +7,12 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::pool;
 use super::read_queue::{Job, Permit, ReadQueue};
+use crate::lock::lock;
 use crate::records::storage::WhenRead;
 use crate::records::storage_latency;
 use crate::records::{Files, Outcome, Plan, Records, Scratch, SortedPositions, Unit, UnitRecords};
@@ -502,10 +503,6 @@ impl<S> Drop for Pending<S> {
 
 fn was_abandoned() -> Error {
     Error::Panicked("reading was abandoned".to_owned())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn catching_panics<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {

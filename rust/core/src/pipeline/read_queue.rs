@@ -1,7 +1,7 @@
 //! A limit on the reads in flight, common to all users of a queue.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::pool;
 use crate::process::PerProcess;
@@ -44,24 +44,24 @@ impl Drop for Permit {
 
 /// A FIFO queue of reads.
 #[derive(Debug, Clone)]
-pub struct ReadQueue(Arc<Shared>);
+pub struct ReadQueue(Arc<Queue>);
 
-struct Shared {
+struct Queue {
     max_in_flight: usize,
     /// A forked child starts with nothing in flight.
-    state: PerProcess<Mutex<State>>,
+    state: PerProcess<Mutex<Load>>,
 }
 
 #[derive(Default)]
-struct State {
+struct Load {
     /// Jobs with the number of `run_next` calls that are queued for each.
     waiting: VecDeque<(Arc<dyn Job>, usize)>,
     in_flight: usize,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for Queue {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Shared")
+        out.debug_struct("Queue")
             .field("max_in_flight", &self.max_in_flight)
             .finish_non_exhaustive()
     }
@@ -77,7 +77,7 @@ impl ReadQueue {
     /// A queue that runs at most `max_in_flight` reads, at least one, at a time.
     pub fn new(max_in_flight: usize) -> Self {
         let state = PerProcess::new(Default::default);
-        Self(Arc::new(Shared { max_in_flight: max_in_flight.max(1), state }))
+        Self(Arc::new(Queue { max_in_flight: max_in_flight.max(1), state }))
     }
 
     /// The default queue of the program.
@@ -166,7 +166,7 @@ impl ReadQueue {
         state.waiting.pop_front().map(|(job, _)| job)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.get().lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, Load> {
+        self.0.state.lock()
     }
 }

@@ -17,6 +17,7 @@ use super::offsets::Offsets;
 use super::raw_bytes::grow_to;
 use super::record_file::{DirectRead, FileHandle, Pick, RecordFile};
 use super::record_limit::{check_decoded_len, max_decoded_len};
+use super::riegeli::decompress::{ZSTD_MAGIC, zstd_context};
 use super::storage::{Reader, StoredFile};
 use super::storage_latency::StorageLatency;
 use crate::{Error, Result};
@@ -26,7 +27,6 @@ const LIMIT_LEN: u64 = 8;
 /// How many bytes of limits are read at once, and from slow storage.
 const LIMITS_STEP: u64 = 1 << 20;
 const SLOW_LIMITS_STEP: u64 = 4 << 20;
-const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// The initial capacity for a frame that does not state its length.
 const UNSTATED_LEN: u64 = 64 << 10;
 /// What libzstd returns for a buffer that is too short.
@@ -275,13 +275,7 @@ impl BagzFile {
             if zstd_safe::find_frame_compressed_size(frame).map_err(damaged)? != frame.len() {
                 return Err(FormatError::fixed("zstd frame does not end at the end of the record"));
             }
-            let context = match context {
-                Some(context) => context,
-                None => context.insert(
-                    DCtx::try_create()
-                        .ok_or(FormatError::fixed("no memory for a zstd decompressor"))?,
-                ),
-            };
+            let context = zstd_context(context)?;
             let stated = zstd_safe::get_frame_content_size(frame)
                 .map_err(|_| FormatError::fixed("zstd frame has a damaged header"))?;
             // A block of 4 bytes holds at most 128 KiB.

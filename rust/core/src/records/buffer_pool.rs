@@ -1,6 +1,6 @@
 //! Reuses buffers: writing to pages that are already mapped costs a fraction of writing to new ones.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::process::PerProcess;
 
@@ -13,7 +13,7 @@ static POOL: PerProcess<Mutex<Vec<Vec<u8>>>> = PerProcess::new(|| Mutex::new(Vec
 
 /// An empty buffer.
 pub(crate) fn take() -> Vec<u8> {
-    POOL.get().lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    POOL.lock().pop().unwrap_or_default()
 }
 
 /// Returns `buffer` to the pool, or frees it if it is too large or the pool is full.
@@ -22,7 +22,7 @@ pub(crate) fn put(mut buffer: Vec<u8>) {
         return;
     }
     buffer.clear();
-    let mut pool = POOL.get().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut pool = POOL.lock();
     if pool.len() < MAX_BUFFERS {
         pool.push(buffer);
     }

@@ -7,7 +7,7 @@
 //! its records have been taken.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::chunk_records::{ChunkRecords, DecodedChunk};
 use super::lru::Lru;
@@ -138,7 +138,7 @@ impl ChunkCache {
     }
 
     fn credit(&self) -> MutexGuard<'_, CacheCredit> {
-        self.credit.get().lock().unwrap_or_else(PoisonError::into_inner)
+        self.credit.lock()
     }
 }
 
@@ -150,7 +150,7 @@ impl Drop for ChunkCache {
 }
 
 fn cached() -> MutexGuard<'static, CachedChunks> {
-    CACHED.get().lock().unwrap_or_else(PoisonError::into_inner)
+    CACHED.lock()
 }
 
 impl CacheCredit {

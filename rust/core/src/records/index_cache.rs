@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::lru::Lru;
 use super::offsets::Offsets;
@@ -82,7 +82,7 @@ impl Elsewhere {
 type Leaving = Vec<(u64, Arc<Offsets>)>;
 
 fn with_cache<T>(work: impl FnOnce(&mut IndexCache) -> T) -> T {
-    work(&mut CACHE.get().lock().unwrap_or_else(PoisonError::into_inner))
+    work(&mut CACHE.lock())
 }
 
 impl IndexCache {

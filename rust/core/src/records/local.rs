@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::lru::Lru;
 use super::single_flight::SingleFlight;
@@ -99,7 +99,7 @@ impl OpenFiles {
 }
 
 fn with_open_files<T>(work: impl FnOnce(&mut OpenFiles) -> T) -> T {
-    work(&mut OPEN_FILES.get().lock().unwrap_or_else(PoisonError::into_inner))
+    work(&mut OPEN_FILES.lock())
 }
 
 impl LocalFile {

@@ -43,7 +43,7 @@ impl MergeLimits {
 
 /// Picks that one read covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub struct PlannedRead {
     /// Which picks of the plan.
     pub picks: Range<usize>,
     /// The bytes of the file that hold all their chunks.
@@ -54,13 +54,13 @@ pub struct Request {
 
 /// Merges picks, which are in rising order, into reads of whole chunks of one file, within the limits
 /// for that file.
-pub fn requests(picks: &[Pick], limits_of: impl Fn(u32) -> MergeLimits) -> Vec<Request> {
+pub fn requests(picks: &[Pick], limits_of: impl Fn(u32) -> MergeLimits) -> Vec<PlannedRead> {
     let mut requests = Vec::with_capacity(picks.len());
     let mut begin = 0;
     while begin < picks.len() {
         let count = num_merged(&picks[begin..], &limits_of(picks[begin].file));
         let merged = begin..begin + count;
-        requests.push(Request {
+        requests.push(PlannedRead {
             extent: extent_of(&picks[merged.clone()]),
             is_direct: count == 1 && picks[begin].predicted_len >= MIN_DIRECT_LEN,
             picks: merged,
@@ -135,7 +135,7 @@ pub struct Plan {
     pub(crate) files: Vec<PlannedFile>,
     /// In rising order.
     pub(crate) picks: Vec<Pick>,
-    pub(crate) requests: Vec<Request>,
+    pub(crate) requests: Vec<PlannedRead>,
     /// Of all files, each once.
     latencies: Vec<Arc<StorageLatency>>,
     pub(crate) cache: Arc<ChunkCache>,
@@ -247,8 +247,9 @@ impl Plan {
     /// gives them, and are used next by the thread that asked for them.
     pub fn shares<S>(&self, unit: Unit<S>) -> Vec<Unit<S>> {
         let requests = self.requests.get(unit.requests.clone()).unwrap_or(&[]);
-        let is_decoded = |request: &&Request| self.picks[request.picks.start].predicted_len == 0;
-        let byte_len = |request: &Request| request.extent.end - request.extent.start;
+        let is_decoded =
+            |request: &&PlannedRead| self.picks[request.picks.start].predicted_len == 0;
+        let byte_len = |request: &PlannedRead| request.extent.end - request.extent.start;
         let len: u64 = requests.iter().filter(is_decoded).map(byte_len).sum();
         let num_shares = compute::num_shares(usize::try_from(len).unwrap_or(0), MIN_SHARE_LEN);
         if num_shares < 2 { vec![unit] } else { self.split(unit, len / num_shares as u64) }

@@ -10,7 +10,7 @@ use super::buffer_pool;
 use super::checksum::{MAX_LANES, UnverifiedRecord};
 use super::chunk_records::ChunkRecords;
 use super::decode_scratch::{DecodeScratch, MAX_RETAINED_LEN};
-use super::plan::{Plan, PlannedFile, Request, Unit, extent_of};
+use super::plan::{Plan, PlannedFile, PlannedRead, Unit, extent_of};
 use super::raw_bytes::{WHOLE_READ_LEN, grow_to};
 use super::record_file::{FileHandle, Pick, RecordFile};
 use super::storage::{ReadPart, Reader};
@@ -203,7 +203,7 @@ impl Plan {
 fn read_direct<S: AsMut<[MaybeUninit<u8>]>>(
     file: &dyn RecordFile,
     reader: Reader<'_>,
-    request: &Request,
+    request: &PlannedRead,
     picks: &[Pick],
     sink: &mut Sink<'_, S>,
 ) -> Result<bool> {

@@ -1,17 +1,18 @@
 //! Lets one thread at a time work on each key, such as the file that is being opened.
 
 use std::collections::HashSet;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 
+use crate::lock::lock;
 use crate::process::PerProcess;
 use crate::{Error, Result, interrupt};
 
 /// The keys that threads are working on. A forked child starts with none.
 #[derive(Debug)]
-pub struct SingleFlight(PerProcess<(Mutex<State>, Condvar)>);
+pub struct SingleFlight(PerProcess<(Mutex<Flights>, Condvar)>);
 
 #[derive(Debug, Default)]
-struct State {
+struct Flights {
     keys: HashSet<u64>,
     num_waiting: usize,
 }
@@ -42,8 +43,7 @@ impl SingleFlight {
     /// hold the key itself.
     pub fn enter(&self, key: u64) -> Result<FlightGuard<'_>> {
         let (mutex, released) = self.0.get();
-        let lock = || mutex.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = lock();
+        let mut state = lock(mutex);
         if !state.keys.insert(key) {
             if interrupt::is_answering() {
                 return Err(Error::Interrupted);
@@ -52,7 +52,7 @@ impl SingleFlight {
             drop(state);
             let entered =
                 interrupt::wait_while(mutex, released, |state| !state.keys.insert(key)).map(drop);
-            lock().num_waiting -= 1;
+            lock(mutex).num_waiting -= 1;
             entered?;
         }
         Ok(FlightGuard { flights: self, key })
@@ -62,7 +62,7 @@ impl SingleFlight {
 impl Drop for FlightGuard<'_> {
     fn drop(&mut self) {
         let (state, released) = self.flights.0.get();
-        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(state);
         state.keys.remove(&self.key);
         let has_waiting = state.num_waiting > 0;
         drop(state);

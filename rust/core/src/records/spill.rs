@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::platform::TemporaryFile;
 use crate::process::PerProcess;
@@ -85,10 +85,7 @@ impl Part {
             bytes.extend_from_slice(&offset.to_ne_bytes());
         }
         let max_len = (budget as u64).saturating_mul(MAX_RATIO);
-        let files = FILES.get().lock();
-        let allocated =
-            files.unwrap_or_else(PoisonError::into_inner).allocate(bytes.len() as u64, max_len);
-        let (file, at) = allocated?;
+        let (file, at) = FILES.lock().allocate(bytes.len() as u64, max_len)?;
         file.write_at(&bytes, at)?;
         Ok(Self { file, at, len: offsets.len() })
     }

@@ -274,9 +274,9 @@ fn read_index(
     let header = read_header(source, extent.clone())??.header;
     match shared.find(Key::of(&header, extent.start)) {
         Found::Index(footer, offsets) => Ok(Index { header, footer, offsets: Some(offsets) }),
-        Found::Claim(claim) => {
+        Found::Unpublished(publisher) => {
             let mut index = index::read(source, extent, u64::MAX)?;
-            index.offsets = index.offsets.map(|offsets| claim.publish(&index.footer, offsets));
+            index.offsets = index.offsets.map(|offsets| publisher.publish(&index.footer, offsets));
             Ok(index)
         }
         Found::Unavailable => index::read(source, extent, max_offsets),

@@ -98,14 +98,14 @@ pub(super) enum Found<'a> {
     /// Its index.
     Index(Footer, Offsets),
     /// No index yet: this process should read it, and others wait until it is published.
-    Claim(Claim<'a>),
+    Unpublished(Publisher<'a>),
     /// No index, and it cannot be shared.
     Unavailable,
 }
 
 /// The exclusive right to publish the index of one file, released when dropped.
 #[derive(Debug)]
-pub(super) struct Claim<'a> {
+pub(super) struct Publisher<'a> {
     shared: &'a SharedIndex,
     key: Key,
     entry: usize,
@@ -146,7 +146,7 @@ impl SharedIndex {
                     .compare_exchange(seen, own_mark, Ordering::AcqRel, Ordering::Acquire)
                     .is_ok()
                 {
-                    return Found::Claim(Claim { shared: self, key, entry });
+                    return Found::Unpublished(Publisher { shared: self, key, entry });
                 }
                 continue;
             }
@@ -247,7 +247,7 @@ impl SharedIndex {
     }
 }
 
-impl Claim<'_> {
+impl Publisher<'_> {
     /// Publishes the index to all processes; returns the shared offsets, or the given ones if there
     /// is not enough space.
     pub(super) fn publish(self, footer: &Footer, offsets: Offsets) -> Offsets {
@@ -261,7 +261,7 @@ impl Claim<'_> {
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for Publisher<'_> {
     fn drop(&mut self) {
         // If the index was not published: the file could not be read.
         let own_mark = READ_BY | u64::from(process::id());
@@ -299,11 +299,11 @@ pub mod fuzzing {
                     let len = usize::try_from(footer.num_chunks).unwrap_or(usize::MAX);
                     assert!(offsets.get(0).is_some() == (len > 0) && offsets.get(len).is_none());
                 }
-                Found::Claim(claim) => {
+                Found::Unpublished(publisher) => {
                     let mut offsets = Offsets::default();
                     (1..20).for_each(|offset| offsets.push(offset << 30));
                     let footer = Footer { num_chunks: 19, ..Footer::default() };
-                    let shared = claim.publish(&footer, offsets);
+                    let shared = publisher.publish(&footer, offsets);
                     assert!(shared.get(18).is_some() && shared.get(19).is_none());
                 }
                 Found::Unavailable => {}
@@ -348,13 +348,13 @@ mod tests {
     }
 
     fn publish(shared: &SharedIndex, key: Key, offsets: &[u64]) -> Offsets {
-        let Found::Claim(claim) = shared.find(key) else { panic!("expected a claim") };
+        let Found::Unpublished(publisher) = shared.find(key) else { panic!("expected no index") };
         let (footer, offsets) = index(offsets, Some("group_size:3"));
-        claim.publish(&footer, offsets)
+        publisher.publish(&footer, offsets)
     }
 
-    fn is_claim(found: &Found<'_>) -> bool {
-        matches!(found, Found::Claim(_))
+    fn is_unpublished(found: &Found<'_>) -> bool {
+        matches!(found, Found::Unpublished(_))
     }
 
     proptest! {
@@ -366,8 +366,8 @@ mod tests {
             offsets.sort_unstable();
             let (ours, theirs) = two_processes(4096);
             let (footer, expected) = index(&offsets, options.as_deref());
-            let Found::Claim(claim) = ours.find(key(5)) else { panic!("expected a claim") };
-            let shared = claim.publish(&footer, index(&offsets, None).1);
+            let Found::Unpublished(publisher) = ours.find(key(5)) else { panic!("expected no index") };
+            let shared = publisher.publish(&footer, index(&offsets, None).1);
             let Found::Index(found_footer, found) = theirs.find(key(5)) else {
                 panic!("expected an index")
             };
@@ -421,33 +421,34 @@ mod tests {
     #[test]
     fn more_files_than_entries_are_not_shared() {
         let (ours, _) = two_processes(1024);
-        let num_claims = (1..=100).filter(|&hash| is_claim(&ours.find(key(hash)))).count();
-        assert_eq!(num_claims, 16);
+        let num_unpublished =
+            (1..=100).filter(|&hash| is_unpublished(&ours.find(key(hash)))).count();
+        assert_eq!(num_unpublished, 16);
     }
 
     #[test]
-    fn a_dropped_claim_can_be_taken_again() {
+    fn a_dropped_right_to_publish_can_be_taken_again() {
         let (ours, theirs) = two_processes(1024);
-        assert!(is_claim(&ours.find(key(1))));
-        assert!(is_claim(&theirs.find(key(1))));
+        assert!(is_unpublished(&ours.find(key(1))));
+        assert!(is_unpublished(&theirs.find(key(1))));
         // The mark of a process that has ended.
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let entry = ours.entry(key(1)).unwrap();
         ours.words[entry + 1].store(READ_BY | u64::from(child.id()), Ordering::Release);
         child.wait().unwrap();
-        assert!(is_claim(&theirs.find(key(1))));
+        assert!(is_unpublished(&theirs.find(key(1))));
     }
 
     #[test]
     fn another_process_is_waited_for() {
         let (ours, theirs) = two_processes(1024);
-        let Found::Claim(claim) = ours.find(key(1)) else { panic!("expected a claim") };
+        let Found::Unpublished(publisher) = ours.find(key(1)) else { panic!("expected no index") };
         std::thread::scope(|scope| {
             let found = scope.spawn(|| matches!(theirs.find(key(1)), Found::Index(..)));
             std::thread::sleep(Duration::from_millis(20));
             assert!(!found.is_finished());
             let (footer, offsets) = index(&[4, 5], None);
-            claim.publish(&footer, offsets);
+            publisher.publish(&footer, offsets);
             assert!(found.join().unwrap());
         });
     }

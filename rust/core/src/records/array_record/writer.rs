@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::footer::{MAGIC, VERSION};
 use super::options::WriterOptions;
 use crate::records::checksum::highway::Hasher;
 use crate::records::new_file::NewFile;
@@ -15,9 +16,6 @@ use crate::records::riegeli::transposed::encode::transposed_data;
 use crate::records::riegeli::varint::push_varint;
 use crate::records::storage::WriteFile;
 use crate::{Error, Result};
-
-/// The number that identifies a postscript.
-const MAGIC: u64 = 0x7193_0e70_4fda_e05e;
 
 /// Writes records into an `ArrayRecord` file.
 ///
@@ -205,7 +203,9 @@ impl RecordWriter {
     /// The index: a description of the file, then the entries of all chunks.
     fn write_footer(&mut self) -> Result<u64, WriteError> {
         let mut metadata = Vec::new();
-        for (number, value) in [(1, 1), (2, self.entries.num_records()), (3, self.num_records)] {
+        for (number, value) in
+            [(1, VERSION), (2, self.entries.num_records()), (3, self.num_records)]
+        {
             push_number(&mut metadata, number, value);
         }
         push_bytes(&mut metadata, 4, self.options.to_string().as_bytes());

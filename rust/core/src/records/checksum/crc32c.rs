@@ -6,11 +6,6 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     ::crc32c::crc32c(bytes)
 }
 
-/// The CRC-32C of the bytes whose CRC-32C is `before`, followed by `bytes`.
-pub fn appended(before: u32, bytes: &[u8]) -> u32 {
-    ::crc32c::crc32c_append(before, bytes)
-}
-
 /// The masked CRC-32C of `bytes`.
 #[inline]
 pub fn masked(bytes: &[u8]) -> u32 {
@@ -41,7 +36,6 @@ mod tests {
         for len in (0..600).chain([4096, 8191, 8192, 19_999]) {
             let expected = slow(&bytes[..len]);
             assert_eq!(crc32c(&bytes[..len]), expected, "of {len} bytes");
-            assert_eq!(appended(crc32c(&bytes[..len / 3]), &bytes[len / 3..len]), expected);
         }
     }
 }

@@ -15,8 +15,6 @@ pub const CHUNK_HEADER_LEN: usize = 40;
 pub mod kind {
     /// The signature at the start of a file.
     pub const SIGNATURE: u8 = b's';
-    /// Metadata of the file.
-    pub const METADATA: u8 = b'm';
     /// Nothing, up to a block boundary.
     pub const PADDING: u8 = b'p';
     /// Simple records.

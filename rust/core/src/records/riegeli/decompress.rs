@@ -20,7 +20,7 @@ pub mod codec {
 }
 
 /// The start of a Zstandard frame; skippable frames, which differ, are refused.
-const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+pub(crate) const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// A Zstandard block of 4 bytes holds at most 128 KiB.
 const ZSTD_MAX_RATIO: u64 = (128 << 10) / 4;
 /// A Snappy copy of 3 bytes gives at most 64.
@@ -97,13 +97,7 @@ impl Decompressor {
 
     fn zstd(&mut self, stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), FormatError> {
         clear_and_reserve(out, stated, stream.len(), ZSTD_MAX_RATIO)?;
-        let context = match &mut self.zstd {
-            Some(context) => context,
-            None => self.zstd.insert(
-                DCtx::try_create()
-                    .ok_or(FormatError::fixed("no memory for a zstd decompressor"))?,
-            ),
-        };
+        let context = zstd_context(&mut self.zstd)?;
         context.decompress(out, stream).map(drop).map_err(damaged_zstd)
     }
 
@@ -119,6 +113,16 @@ impl Decompressor {
         out.truncate(written);
         Ok(())
     }
+}
+
+/// The context in `created`, created at its first use.
+pub(crate) fn zstd_context<'a>(
+    created: &'a mut Option<DCtx<'static>>,
+) -> Result<&'a mut DCtx<'static>, FormatError> {
+    if created.is_none() {
+        *created = DCtx::try_create();
+    }
+    created.as_mut().ok_or(FormatError::fixed("no memory for a zstd decompressor"))
 }
 
 fn check_codec(codec: u8) -> Result<(), FormatError> {

@@ -20,12 +20,12 @@ const WINDOW_BITS: u8 = 15;
 const GZIP_MARK: u8 = 0x1f;
 
 /// Where bytes come from.
-pub(super) enum Source {
+pub(super) enum ByteSource {
     File(FileBytes),
     Other(Box<dyn Read + Send>),
 }
 
-impl Read for Source {
+impl Read for ByteSource {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::File(file) => file.read(out),
@@ -36,7 +36,7 @@ impl Read for Source {
 
 /// Decompressed bytes.
 pub(super) enum Input {
-    Plain(Source),
+    Plain(ByteSource),
     Deflate(Deflate),
     Zstd(Zstd),
 }
@@ -48,7 +48,7 @@ impl fmt::Debug for Input {
 }
 
 impl Input {
-    pub(super) fn new(source: Source, compression: Compression) -> io::Result<Self> {
+    pub(super) fn new(source: ByteSource, compression: Compression) -> io::Result<Self> {
         let buffered = |source| BufReader::with_capacity(BUFFER_LEN, source);
         Ok(match compression {
             Compression::None => Self::Plain(source),
@@ -76,7 +76,7 @@ impl Input {
     /// How many bytes follow, if that is known.
     pub(super) fn left(&self) -> Option<u64> {
         match self {
-            Self::Plain(Source::File(file)) => Some(file.left()),
+            Self::Plain(ByteSource::File(file)) => Some(file.left()),
             _ => None,
         }
     }
@@ -90,8 +90,8 @@ impl Input {
             }
         };
         match source {
-            Source::File(file) => Some(file.byte_len() - file.left()),
-            Source::Other(_) => None,
+            ByteSource::File(file) => Some(file.byte_len() - file.left()),
+            ByteSource::Other(_) => None,
         }
     }
 
@@ -105,7 +105,7 @@ impl Input {
                 input.get_mut()
             }
         };
-        let Source::File(file) = source else {
+        let ByteSource::File(file) = source else {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the input cannot seek"));
         };
         if compression == Compression::None {
@@ -113,7 +113,7 @@ impl Input {
             return Ok(());
         }
         file.seek(0);
-        let source = std::mem::replace(source, Source::Other(Box::new(io::empty())));
+        let source = std::mem::replace(source, ByteSource::Other(Box::new(io::empty())));
         *self = Self::new(source, compression)?;
         io::copy(&mut self.take(at), &mut io::sink()).map(drop)
     }
@@ -140,7 +140,7 @@ fn cut_short() -> io::Error {
 /// One stream of zlib, or any number of members of gzip, which zeros may follow: files on tapes are
 /// padded with them.
 pub(super) struct Deflate {
-    input: BufReader<Source>,
+    input: BufReader<ByteSource>,
     decompress: Decompress,
     is_gzip: bool,
     /// Whether the stream, or a member, has ended.
@@ -148,7 +148,7 @@ pub(super) struct Deflate {
 }
 
 impl Deflate {
-    fn new(input: BufReader<Source>, is_gzip: bool) -> Self {
+    fn new(input: BufReader<ByteSource>, is_gzip: bool) -> Self {
         let decompress =
             if is_gzip { Decompress::new_gzip(WINDOW_BITS) } else { Decompress::new(true) };
         Self { input, decompress, is_gzip, is_end: false }
@@ -198,7 +198,7 @@ impl Read for Deflate {
 
 /// One or more frames of zstd, and those that are skipped.
 pub(super) struct Zstd {
-    input: BufReader<Source>,
+    input: BufReader<ByteSource>,
     context: DCtx<'static>,
     is_in_frame: bool,
 }

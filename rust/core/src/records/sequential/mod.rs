@@ -17,7 +17,7 @@ use super::record_limit::check_decoded_len;
 use super::scanned::{Compression, HEAD_LEN, MayBeCompressed};
 use super::storage::Storage;
 use crate::{Error, Result};
-use input::{Input, Source};
+use input::{ByteSource, Input};
 
 pub use cursor::RecordCursor;
 
@@ -209,7 +209,7 @@ impl RecordStream {
         let len = file.next(&mut head)?;
         let compression = frames.compression(path, &head[..len])?;
         file.seek(0);
-        Self::new(file.path().to_owned(), Source::File(file), compression, frames)?.checked()
+        Self::new(file.path().to_owned(), ByteSource::File(file), compression, frames)?.checked()
     }
 
     /// The records of what `input` reads, the content of a file at `path`.
@@ -226,7 +226,7 @@ impl RecordStream {
         read.map_err(|error| Error::io(&path, "read", error))?;
         let compression = frames.compression(&path, &head)?;
         let whole = Box::new(io::Cursor::new(head).chain(input));
-        Self::new(path, Source::Other(whole), compression, frames)?.checked()
+        Self::new(path, ByteSource::Other(whole), compression, frames)?.checked()
     }
 
     /// The records of what `input` reads, a part of a file at `path`: it begins at byte `offset`, with
@@ -241,13 +241,13 @@ impl RecordStream {
         offset: u64,
         num_records: u64,
     ) -> Result<Self> {
-        let stream = Self::new(path, Source::Other(input), Compression::None, frames)?;
+        let stream = Self::new(path, ByteSource::Other(input), Compression::None, frames)?;
         Ok(Self { offset, num_records, ..stream })
     }
 
     fn new(
         path: PathBuf,
-        source: Source,
+        source: ByteSource,
         compression: Compression,
         frames: Box<dyn Frames>,
     ) -> Result<Self> {
