@@ -1,13 +1,11 @@
 //! Bagz: records back to back, and where each ends, at the end of the file or in one of its own.
 
-use std::mem::MaybeUninit;
 use std::path::Path;
 use std::sync::Arc;
 
 use zstd_safe::zstd_sys::ZSTD_ErrorCode;
 use zstd_safe::{DCtx, DDict};
 
-use super::checksum::UnverifiedRecord;
 use super::chunk_records::ChunkRecords;
 use super::decode_scratch::{DecodeScratch, FormatScratch, MAX_RETAINED_LEN};
 use super::format::{Format, OpenedFile};
@@ -15,7 +13,7 @@ use super::format_error::FormatError;
 use super::index_cache::IndexHandle;
 use super::offsets::Offsets;
 use super::raw_bytes::grow_to;
-use super::record_file::{DirectRead, FileHandle, Pick, RecordFile};
+use super::record_file::{FileHandle, Pick, RecordFile};
 use super::record_limit::{check_decoded_len, max_decoded_len};
 use super::riegeli::decompress::{ZSTD_MAGIC, zstd_context};
 use super::storage::{Reader, StoredFile};
@@ -381,29 +379,6 @@ impl RecordFile for BagzFile {
         scratch.ends.clear();
         scratch.ends.push(raw.len());
         Ok(ChunkRecords::new(raw, &scratch.ends))
-    }
-
-    fn read_chunk<'a>(
-        &self,
-        reader: Reader<'_>,
-        pick: &Pick,
-        raw: &'a mut Vec<u8>,
-        scratch: &'a mut DecodeScratch,
-    ) -> Result<ChunkRecords<'a>> {
-        // A limit lies within the file, so this is not more than there is to read.
-        let bytes = grow_to(raw, pick.end - pick.begin);
-        let bytes = bytes.map_err(|problem| self.damaged(pick, &problem))?;
-        reader.read_at(bytes, pick.begin)?;
-        self.decode(pick, bytes, scratch)
-    }
-
-    fn read_direct<'a>(
-        &self,
-        _: Reader<'_>,
-        _: &Pick,
-        out: &'a mut [MaybeUninit<u8>],
-    ) -> Result<DirectRead<'a, UnverifiedRecord<'a>>> {
-        Ok(Err(out))
     }
 
     #[cold]

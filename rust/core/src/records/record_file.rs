@@ -13,6 +13,7 @@ use super::checksum::UnverifiedRecord;
 use super::chunk_records::ChunkRecords;
 use super::decode_scratch::DecodeScratch;
 use super::format_error::FormatError;
+use super::raw_bytes::grow_to;
 use super::storage::{ReadAt, ReadRequest, Reader, StoredFile};
 use super::storage_latency::StorageLatency;
 use crate::{Error, Result};
@@ -56,8 +57,8 @@ pub trait RecordFile: Any + Debug + Send + Sync {
         scratch: &'a mut DecodeScratch,
     ) -> Result<ChunkRecords<'a>>;
 
-    /// Reads the chunk of `pick`, of any length, into `raw` and decodes it. The length in the index
-    /// is not trusted before the chunk's header confirms it.
+    /// Reads the chunk of `pick`, of any length, into `raw` and decodes it. Where the length in the index
+    /// may exceed what the file has, it is not trusted before the chunk's header confirms it.
     ///
     /// # Errors
     /// If the chunk cannot be read or is damaged.
@@ -67,7 +68,12 @@ pub trait RecordFile: Any + Debug + Send + Sync {
         pick: &Pick,
         raw: &'a mut Vec<u8>,
         scratch: &'a mut DecodeScratch,
-    ) -> Result<ChunkRecords<'a>>;
+    ) -> Result<ChunkRecords<'a>> {
+        let bytes = grow_to(raw, pick.end - pick.begin);
+        let bytes = bytes.map_err(|problem| self.damaged(pick, &problem))?;
+        reader.read_at(bytes, pick.begin)?;
+        self.decode(pick, bytes, scratch)
+    }
 
     /// Tries to read the only record of the chunk of `pick` into `out`, which has the predicted
     /// length; its checksum has yet to be verified. A record that is not as expected is no error:
@@ -77,10 +83,12 @@ pub trait RecordFile: Any + Debug + Send + Sync {
     /// If the file cannot be read.
     fn read_direct<'a>(
         &self,
-        reader: Reader<'_>,
-        pick: &Pick,
+        _reader: Reader<'_>,
+        _pick: &Pick,
         out: &'a mut [MaybeUninit<u8>],
-    ) -> Result<DirectRead<'a>>;
+    ) -> Result<DirectRead<'a>> {
+        Ok(Err(out))
+    }
 
     /// The error for `problem` in the chunk of `pick`.
     fn damaged(&self, pick: &Pick, problem: &FormatError) -> Error;
