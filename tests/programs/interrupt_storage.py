@@ -65,7 +65,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     do_PUT = do_POST = do_HEAD = do_GET  # noqa: N815 - the names of `http.server`
 
 
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128  # others are asked again after a second
+
+
+server = Server(("127.0.0.1", 0), Handler)
 server.daemon_threads = True
 threading.Thread(target=server.serve_forever, daemon=True).start()
 address = f"127.0.0.1:{server.server_port}"
