@@ -19,9 +19,9 @@ def tasks(monkeypatch):
     submitted = []
     submit = WorkerPool.submit
 
-    def recording_submit(self, worker, task, element_range=None):
+    def recording_submit(self, worker, task, *more):
         submitted.append((worker, *task))
-        return submit(self, worker, task, element_range)
+        return submit(self, worker, task, *more)
 
     monkeypatch.setattr(WorkerPool, "submit", recording_submit)
     return submitted

@@ -19,6 +19,9 @@ DEFAULT_WORKER_BUDGET: Final = 64 << 20
 class MultiprocessingOptions:
     """How worker processes of `mp_prefetch` prefetch elements.
 
+    Parts of a mixture or a zip whose options and `worker_init_fn` are the same, except for
+    `per_worker_buffer_size`, share their workers: limits are those of all these parts together.
+
     Attributes:
         num_workers: Number of worker processes; with 0, all work is done in this process. On
             free-threaded Python and, with a warning, on systems other than Linux, they are threads.

@@ -101,7 +101,7 @@ class WorkerReporter:
         reads = (work_s, storage_s, *self._recorder.files())
         alive_s, all_s = now_s - self._started_s, self._all_busy_s() - self._busy_before_s
         alive_s = max(min(alive_s, self.busy_s), alive_s - (all_s - self.busy_s))
-        share = self.busy_s / all_s if all_s else 1.0
+        share = self.busy_s / all_s if all_s and not self._starts_tasks else 1.0
         cpu_s, ready_s = (share * each for each in self._all_times())
         return WorkerReport(
             self.busy_s, alive_s, self._elements, stages, reads, blocks, specs, cpu_s, ready_s

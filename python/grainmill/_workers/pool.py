@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grainmill._stats.stalls import Awaited, Stall
 from grainmill._threads import call_on_new_thread, may_wait
 from grainmill._workers import failures, messages, wire
-from grainmill._workers.worker import PLAN_LEN
+from grainmill._workers.worker import PLAN_MARKS
 from grainmill._workers.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from grainmill._plan.tracebacks import CodePlace
     from grainmill._workers.limits import Limits
     from grainmill._workers.worker import Job
+
+
+# As many tasks can be sent to a worker that takes none and waits until its results are taken.
+_FEW_TASKS = 4
+# How often is looked whether there is space for another.
+_SPACE_S = 0.01
 
 
 class Result(NamedTuple):
@@ -53,16 +59,20 @@ class PendingResult:
     Attributes:
         number: Tasks are numbered in the order of submission, from 1.
         worker: The number of the worker that computes it.
-        element_range: The numbers of its first and last element, if they are known; see `PLAN_LEN`.
+        plan: The number of the plan that its elements belong to.
+        element_range: The numbers of its first and last element, if they are known.
         answer: What the worker sent, until it is taken.
         discarded: Whether the answer is discarded.
     """
 
-    __slots__ = ("answer", "discarded", "element_range", "number", "worker")
+    __slots__ = ("answer", "discarded", "element_range", "number", "plan", "worker")
 
-    def __init__(self, number: int, worker: int, element_range: tuple[int, int] | None) -> None:
+    def __init__(
+        self, number: int, worker: int, plan: int, element_range: tuple[int, int] | None
+    ) -> None:
         self.number = number
         self.worker = worker
+        self.plan = plan
         self.element_range = element_range
         self.answer: tuple[Any, ...] | None = None
         self.discarded = False
@@ -73,11 +83,6 @@ class PendingResult:
         return (
             0 if self.element_range is None else self.element_range[1] - self.element_range[0] + 1
         )
-
-    @property
-    def plan(self) -> int:
-        """The number of the plan that its elements belong to."""
-        return 0 if self.element_range is None else self.element_range[0] // PLAN_LEN
 
     @property
     def is_done(self) -> bool:
@@ -94,7 +99,8 @@ class WorkerPool:
         limits: Limits on waiting time and shared memory.
         components: What the job consists of. If the job cannot be pickled, the error names the
             first of them that cannot be pickled either.
-        origin: Returns lines that say where the elements with the numbers of a range come from.
+        origin: Returns lines that say where the elements of a plan with the numbers of a range come
+            from.
 
     Attributes:
         num_workers: How many there are.
@@ -109,7 +115,7 @@ class WorkerPool:
         num_workers: int,
         limits: Limits,
         components: Iterable[Any] = (),
-        origin: Callable[[int, int], list[str]] | None = None,
+        origin: Callable[[int, int, int], list[str]] | None = None,
     ) -> None:
         self.num_workers = num_workers
         self._limits = limits
@@ -136,16 +142,25 @@ class WorkerPool:
             self._poll.register(file, select.POLLIN)
 
     def submit(
-        self, worker: int, task: Any, element_range: tuple[int, int] | None = None
+        self, worker: int, task: Any, element_range: tuple[int, int] | None = None, plan: int = 0
     ) -> PendingResult:
         """Sends a task to a worker, which replies to its tasks in order."""
+        if len(self._unfinished[worker]) >= _FEW_TASKS:
+            self._await_space(worker)
         self._num_submitted += 1
-        pending = PendingResult(self._num_submitted, worker, element_range)
+        pending = PendingResult(self._num_submitted, worker, plan, element_range)
         self._unfinished[worker].append(pending)
         remote_slots = self._group.remote_slots[worker]
         slots = remote_slots.take_returned(), remote_slots.take_retired_by_fork()
         self._send(worker, (pending.number, task, slots))
         return pending
+
+    def _await_space(self, worker: int) -> None:
+        """Takes results until a task can be sent: a worker may wait until they are taken."""
+        space = select.poll()
+        space.register(self._group.connections[worker], select.POLLOUT)
+        while not space.poll(0):
+            self._handle_messages(_SPACE_S)
 
     def _send(self, worker: int, message: Any) -> None:
         try:
@@ -177,6 +192,10 @@ class WorkerPool:
         counts = list(map(len, self._unfinished[:among]))
         fewest = min(counts)
         return counts.index(fewest), fewest
+
+    def num_unfinished(self, worker: int) -> int:
+        """How many tasks a worker has whose result has not been received."""
+        return len(self._unfinished[worker])
 
     def wait(self, pending: PendingResult) -> Result:
         """Waits for the result of a task. If this raises, the caller should close the pool.
@@ -213,6 +232,7 @@ class WorkerPool:
     def _wait_for(self, pending: PendingResult) -> None:
         self._awaited_result = pending
         started_s = time.perf_counter()
+        oldest = self.oldest_task(pending.worker)
         self._stall.begin()
         try:
             while pending.answer is None:
@@ -221,6 +241,9 @@ class WorkerPool:
                 if self._memory_requests:
                     self._grant_memory(pending)
                 self._handle_messages(self._stall.check_s)
+                if oldest is not self.oldest_task(pending.worker):
+                    oldest, started_s = self.oldest_task(pending.worker), time.perf_counter()
+                    self._stall.end()  # a result before the awaited one has come
                 if pending.answer is None:
                     self._stall.check(started_s)
         finally:
@@ -234,10 +257,10 @@ class WorkerPool:
             raise ValueError("no result is awaited")
         worker = pending.worker
         lines: list[str] = []
-        elements = self._elements(worker)
-        if elements is not None and self._origin is not None:
+        elements, oldest = self._elements(worker), self.oldest_task(worker)
+        if elements is not None and oldest is not None and self._origin is not None:
             with contextlib.suppress(Exception):  # the report matters more than the origin
-                lines = self._origin(*elements)
+                lines = self._origin(oldest.plan, *elements)
         stacks = functools.partial(self._stacks, worker, self._group.shared_budget.progress(worker))
         requests = functools.partial(self._group.requests, worker)
         doing = _activity(elements)
@@ -260,10 +283,13 @@ class WorkerPool:
         """
         marked = self._group.shared_budget.progress(worker)
         queue, oldest = self._unfinished[worker], self.oldest_task(worker)
-        if oldest is None or oldest.element_range is None:
-            return (marked - 1, marked - 1) if marked else None
+        if oldest is None or not marked:
+            return None if oldest is None else oldest.element_range
+        if oldest.element_range is None:
+            plan, element = divmod(marked - 1, PLAN_MARKS)
+            return (element, element) if plan == oldest.plan else None
         first, last = oldest.element_range
-        element = oldest.plan * PLAN_LEN + marked - 1
+        element = marked - 1
         ranges = [task.element_range for task in queue if task.plan == oldest.plan]
         if not any(each and each[0] <= element <= each[1] for each in ranges):
             return first, last  # the mark is of an earlier task
@@ -384,7 +410,7 @@ def _activity(elements: tuple[int, int] | None) -> str:
     """What a worker does that computes the elements with these numbers."""
     if elements is None:
         return "while computing its next element"
-    first, last = (number % PLAN_LEN for number in elements)
+    first, last = elements
     if first == last:
         return f"while computing element {first}"
     return f"while computing elements {first} to {last}"

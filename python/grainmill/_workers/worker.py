@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from grainmill._native import Slot
 
 
-# A job may run several plans. Their elements are numbered together: plan `k` has those from
-# `k * PLAN_LEN` on.
-PLAN_LEN = 1 << 63
+# A job may run several plans. Where the elements of a task have no known numbers, what it marks
+# tells the plan, too: element `i` of plan `k` is `k * PLAN_MARKS + i`.
+PLAN_MARKS = 1 << 44
 # How often a worker calls `Runner.poll` while tasks run on its threads.
 _POLL_MS = 20
 # Empties the pipe: each finished task writes one byte, and there are fewer tasks.

@@ -30,7 +30,7 @@ from grainmill._stats.worker_reporter import WorkerReporter
 from grainmill._tree import flatten
 from grainmill._workers.accelerators import platforms_may_change
 from grainmill._workers.main_classes import is_receivers_container
-from grainmill._workers.worker import PLAN_LEN, Job, Outcome, Runner, WorkerContext
+from grainmill._workers.worker import Job, Outcome, Runner, WorkerContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from grainmill._evaluate.evaluated import Evaluated
     from grainmill._evaluate.program import PendingElements, Program
     from grainmill._plan.node import Node
+
+
+# Positions of all plans are numbered together in tasks: plan `k` has those from `k * PLAN_LEN` on.
+PLAN_LEN = 1 << 63
 
 
 class BlockTask(NamedTuple):

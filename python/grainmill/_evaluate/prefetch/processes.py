@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.batches.batch_blocks import BatchBlock, block_len
 from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.notes import described
 from grainmill._evaluate.prefetch import tuning
 from grainmill._evaluate.prefetch.ahead import Planned
-from grainmill._evaluate.prefetch.block_job import BlockJob
+from grainmill._evaluate.prefetch.block_job import PLAN_LEN, BlockJob
 from grainmill._evaluate.prefetch.blocks import Blocks
 from grainmill._evaluate.prefetch.pace import Pace
-from grainmill._evaluate.prefetch.worker_tasks import Workers, WorkerTasks
+from grainmill._evaluate.prefetch.worker_tasks import Workers, WorkerTasks, asked_for
 from grainmill._workers.limits import Limits
 from grainmill._workers.pool import WorkerPool
-from grainmill._workers.worker import PLAN_LEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,7 +57,8 @@ class ProcessBlocks(Blocks):
         self._pace = Pace(self._max_task_len, tuning.WORKER_BLOCK_S, by_lists=by_lists)
         self._limits = Limits.of(options)
         self._affordable = self._max_task_len
-        self._workers = BlockWorkers.of(options, known)
+        asked = asked_for(options, but="prefetch_buffer_size")
+        self._workers = BlockWorkers.of(known, asked, lambda: BlockWorkers(options))
         plan = self._workers.add(node.parent, program.recorder)
         self._first = PLAN_LEN * plan
         recorder, starved = program.recorder, self.meter.starved
@@ -168,9 +167,8 @@ class ProcessBlocks(Blocks):
             if num_unfinished >= tuning.TASKS_PER_WORKER:
                 half = self._limits.share(self._workers.num_plans)
                 max_ahead = block_len(self._element_bytes, max_ahead, half)
-            first = self._first + start
-            task = first, count, batch_size
-            submit = functools.partial(self._ahead.submit, worker, task, (first, first + count - 1))
+            task = self._first + start, count, batch_size
+            submit = functools.partial(self._ahead.submit, worker, task, (start, start + count - 1))
             yield Planned(count, max_ahead, submit)
 
     def tasks_lost(self) -> int:
@@ -212,20 +210,6 @@ class BlockWorkers(Workers):
         self._plans: list[tuple[Node, Recorder]] = []
         super().__init__(functools.partial(_new_pool, options, self._plans))
 
-    @classmethod
-    def of(cls, options: ReadOptions, known: dict[Any, Workers]) -> Self:
-        """Those in `known` that `options` ask for, or new ones: if these run, they know all plans.
-
-        Programs rely on the numbers of workers being below `num_workers`.
-        """
-        asked = dataclasses.replace(options, prefetch_buffer_size=0)
-        values = [getattr(asked, field.name) for field in dataclasses.fields(asked)]
-        key = tuple(id(value) if callable(value) else value for value in values)
-        workers = known.get(key)
-        if not isinstance(workers, cls) or workers.were_started:
-            workers = known[key] = cls(asked)
-        return workers
-
     @property
     def num_plans(self) -> int:
         """How many readers share them."""
@@ -249,6 +233,5 @@ def _new_pool(
     return WorkerPool(job, options.num_workers, Limits.of(options), components, origin)
 
 
-def _described(plans: Sequence[Node], first: int, last: int) -> list[str]:
-    """See `described`; of elements that are numbered as workers number them."""
-    return described(plans[first // PLAN_LEN], first % PLAN_LEN, last % PLAN_LEN)
+def _described(plans: Sequence[Node], plan: int, first: int, last: int) -> list[str]:
+    return described(plans[plan], first, last)

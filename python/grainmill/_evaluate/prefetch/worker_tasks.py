@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from grainmill._evaluate.prefetch.ahead import Ahead
 from grainmill._plan.closing import closed_error
@@ -13,9 +14,11 @@ from grainmill._workers.pool import PendingResult, WorkerPool
 from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from grainmill._plan.multiprocessing_options import MultiprocessingOptions
     from grainmill._plan.node import Node
+    from grainmill._plan.options import ReadOptions
     from grainmill._stats.meters import Recorder
     from grainmill._workers.pool import Result
 
@@ -42,6 +45,19 @@ class Workers:
         self._new_pool = new_pool
         self._pool: WorkerPool | None = None
         self._num_pools = 0
+
+    @classmethod
+    def of(cls, known: dict[Any, Workers], asked: Sequence[Any], new: Callable[[], Self]) -> Self:
+        """Those in `known` for who asked for the same, or `new` ones.
+
+        If these run, they know all plans. Programs rely on the numbers of workers being below
+        `num_workers`.
+        """
+        key = (cls, *(id(value) if callable(value) else value for value in asked))
+        workers = known.get(key)
+        if not isinstance(workers, cls) or workers.were_started:
+            workers = known[key] = new()
+        return workers
 
     @property
     def were_started(self) -> bool:
@@ -81,6 +97,12 @@ class Workers:
             self.close()
 
 
+def asked_for(options: ReadOptions | MultiprocessingOptions, but: str) -> list[Any]:
+    """The values of all options but one."""
+    names = [field.name for field in dataclasses.fields(options)]
+    return [getattr(options, name) for name in names if name != but]
+
+
 class Consumer(Protocol):
     """Who submits tasks and takes their results."""
 
@@ -117,6 +139,7 @@ class WorkerTasks(Ahead[PendingResult]):
         super().__init__()
         self._workers = workers
         self._node, self._recorder = node, recorder
+        self._plan = plan
         workers.waited[plan] = waited
         self._pool: WorkerPool | None = None  # which has the tasks
 
@@ -124,7 +147,7 @@ class WorkerTasks(Ahead[PendingResult]):
         """Sends a task to a worker; for `Consumer.submit_tasks`."""
         pool = self._pool or self._workers.pool()
         try:
-            self.add(pool.submit(worker, task, element_range))
+            self.add(pool.submit(worker, task, element_range, self._plan))
         except BaseException:
             self._workers.give_up()
             raise
@@ -170,9 +193,12 @@ class WorkerTasks(Ahead[PendingResult]):
                     raise
 
     def _raise_earlier(self, first: PendingResult) -> None:
-        """Raises what another consumer met in a task of this plan, once that is the next one."""
+        """Raises what another consumer met in a task of this plan, once that is the next one.
+
+        If tasks do not say what their elements are, the consumer does that.
+        """
         (start, last), failure = self._workers.failures.get(first.plan, ((0, -1), None))
-        position = first.element_range[0] if first.element_range is not None else 0
+        position = -1 if first.element_range is None else first.element_range[0]
         if failure is not None and position >= start:
             del self._workers.failures[first.plan]
             if position <= last:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import pickle
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -17,7 +19,7 @@ from grainmill._iterators.open import open_plan
 from grainmill._stats.meters import WorkerReport
 from grainmill._stats.worker_reporter import WorkerReporter
 from grainmill._workers import messages
-from grainmill._workers.worker import Job, Outcome, Runner
+from grainmill._workers.worker import PLAN_MARKS, Job, Outcome, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,28 +31,33 @@ if TYPE_CHECKING:
 
 # Elements that are computed within `_BLOCK_S` are sent together, whatever the buffer's size.
 _BLOCK_S = 0.002
+# Fewer than were asked for are sent after so long, where other stages wait for the worker.
+_SHARED_BLOCK_S = 0.02
 BLOCK_LEN = 64
-# Tasks in flight per worker.
+# Tasks in flight per worker and stage.
 TASKS = 2
-# Slots of a worker: for those, for the result in use, for one being returned, and a free one.
+# Slots of a worker for each: for those, for the result in use, for one being returned, and a free
+# one.
 RESULTS = TASKS + 3
 
 
 class StartPoint(NamedTuple):
     """A pickled state to continue from, and how many elements were delivered before it.
 
-    These are counted from the start of the plan if `from_start`, else from a restored state.
+    These are counted from the start of the plan if `from_start`, else from a restored state. At the
+    start there is no state: the plan is opened again.
     """
 
-    state: bytes
+    state: bytes | None
     num_delivered: int
     from_start: bool
 
 
 class PipelineTask(NamedTuple):
-    """A request for the next elements.
+    """A request for the next elements, sent as a plain tuple, which costs less.
 
     Attributes:
+        plan: The number of the plan; see `RemoteWorkers`.
         start: Where to start; `None` to continue after the previous task.
         num_elements: How many to compute at least, unless the plan ends or they are large.
         max_elements: How many to compute at most, while they are computed quickly.
@@ -59,6 +66,7 @@ class PipelineTask(NamedTuple):
     start: StartPoint | None
     num_elements: int
     max_elements: int
+    plan: int = 0
 
 
 class PickledPositions:
@@ -80,8 +88,9 @@ class PickledPositions:
         return state_at(self._points[count - 1])
 
 
-# Returned with the elements: their pickled positions; now and then a report on the worker.
-Extra: TypeAlias = tuple[bytes, WorkerReport | None]
+# Returned with the elements: their pickled positions, and how many these are; now and then a report
+# on the worker.
+Extra: TypeAlias = tuple[bytes, int, WorkerReport | None]
 
 
 def pickled_positions(points: list[Position]) -> bytes:
@@ -97,11 +106,11 @@ def pickled_positions(points: list[Position]) -> bytes:
 
 
 class PipelineJob(Job):
-    """Runs one sequential plan in each worker.
+    """Runs its shares of sequential plans in each worker.
 
     Args:
-        node: The node of the workers. Each takes its own share of the plan: a user's own dataset
-            may have to copy itself for each.
+        nodes: The nodes of the workers. Each takes its own share of their plans: a user's own
+            dataset may have to copy itself for each.
         context: Options of the whole pipeline.
         task_bytes: About how many bytes the elements of a task may take, unless one alone takes
             more.
@@ -109,49 +118,99 @@ class PipelineJob(Job):
 
     index_byte_len = tuning.WORKERS_INDEX_BYTES
 
-    def __init__(self, node: WorkersNode, context: Context, task_bytes: int) -> None:
-        self._node = node
+    def __init__(self, nodes: Sequence[WorkersNode], context: Context, task_bytes: int) -> None:
+        self._nodes = nodes
         self._context = context
         self._task_bytes = task_bytes
 
     @property
     def modules(self) -> Sequence[str]:
         """See `Job.modules`."""
-        nodes = {type(node).__module__ for node in self._node.walk()}
-        return (type(self).__module__, *sorted(nodes))
+        modules = {type(each).__module__ for node in self._nodes for each in node.walk()}
+        return (type(self).__module__, *sorted(modules))
 
     def open(self, place: WorkerContext) -> Runner:
         """See `Job.open`."""
-        set_up_worker(place, self._node.worker_init_fn)
-        place.arena.limit_free(RESULTS * self._task_bytes)
-        plan = self._node.shard(place.worker)
-        stage = open_plan(plan, self._context)
-        reporter = WorkerReporter(self._context.recorder, plan)
-        return _PipelineRunner(stage, place, reporter, self._task_bytes)
+        set_up_worker(place, self._nodes[0].worker_init_fn)
+        place.arena.limit_free(RESULTS * self._task_bytes * len(self._nodes))
+        context = self._context.shared_by(len(self._nodes))
+        return _SharesRunner(self._nodes, context, place, self._task_bytes)
+
+
+class _SharesRunner(Runner):
+    """Runs a worker's share of each plan, which is opened at its first task."""
+
+    def __init__(
+        self,
+        nodes: Sequence[WorkersNode],
+        context: Context,
+        place: WorkerContext,
+        task_bytes: int,
+    ) -> None:
+        self._nodes, self._context, self._place = nodes, context, place
+        self._task_bytes = task_bytes
+        self._plans: dict[int, _PipelineRunner] = {}
+
+    def run(self, task: tuple[Any, ...]) -> Outcome:
+        """See `Runner.run`."""
+        task = PipelineTask(*task)
+        if task.start is not None and task.start.state is None and task.plan in self._plans:
+            self._plans.pop(task.plan).close()
+        if task.plan not in self._plans:
+            self._plans[task.plan] = self._opened(task.plan)
+        return self._plans[task.plan].run(task)
+
+    def _opened(self, number: int) -> _PipelineRunner:
+        plan = self._nodes[number // self._place.num_workers].shard(self._place.worker)
+        recorder = copy.copy(self._context.recorder)  # which does not copy what it recorded
+        stage = open_plan(plan, dataclasses.replace(self._context, recorder=recorder))
+        reporter = WorkerReporter(recorder, plan, self._busy_s)
+        max_s = _SHARED_BLOCK_S if len(self._nodes) > 1 else 0.0
+        return _PipelineRunner(
+            stage, self._place, reporter, task_bytes=self._task_bytes, plan=number, max_s=max_s
+        )
+
+    def _busy_s(self) -> float:
+        """How long the tasks of all plans took."""
+        return sum(plan.reporter.busy_s for plan in self._plans.values())
 
 
 class _PipelineRunner(Runner):
-    """Runs tasks on a stage, and counts its elements.
+    """Runs tasks on a stage, and counts its elements; ends them after `max_s`, if that is not 0.
 
     Messages number elements as the consumer counts them: one of each worker in turn, which holds
     as long as no worker has reached its end.
     """
 
     def __init__(
-        self, stage: Stage, context: WorkerContext, reporter: WorkerReporter, task_bytes: int
+        self,
+        stage: Stage,
+        context: WorkerContext,
+        reporter: WorkerReporter,
+        *,
+        task_bytes: int,
+        plan: int = 0,
+        max_s: float = 0.0,
     ) -> None:
         self._task_bytes = task_bytes
+        self._max_s = max_s
         self._cursor = Cursor(stage)
         self._context = context
-        self._reporter = reporter
+        self._first_mark = plan * PLAN_MARKS
+        self.reporter = reporter
         self._meter = None if stage.recorder is None else PullMeter(stage, stage.recorder)
         self._count = 0
+
+    def close(self) -> None:
+        """Closes the stage."""
+        self._cursor.stage.close()
 
     def _number(self, count: int) -> int:
         return count * self._context.num_workers + self._context.worker
 
     def _start(self, start: StartPoint) -> None:
-        self._cursor.restore(messages.loads(start.state))
+        if start.state is not None:
+            self._cursor.restore(messages.loads(start.state))
         self._count = start.num_delivered
         if not start.from_start:
             with contextlib.suppress(Exception):  # elements may have no index
@@ -166,12 +225,12 @@ class _PipelineRunner(Runner):
             if task.start is not None:
                 self._start(task.start)
                 first = self._count
-            self._reporter.start_task()
+            self.reporter.start_task()
             started_s = time.perf_counter()
             meter = self._meter
             is_timed = meter is not None and meter.starts()
             try:
-                self._compute(task, started_s + _BLOCK_S, elements, points)
+                self._compute(task, started_s, elements, points)
             finally:
                 if meter is not None:
                     meter.finish(len(elements), is_timed=is_timed)
@@ -179,11 +238,11 @@ class _PipelineRunner(Runner):
         except BaseException as failure:
             return self._outcome(elements, failure, first, pickled_positions(points))
         self._cursor.release_taken()  # unreferenced arrays are sent without a copy
-        report = self._reporter.report(time.perf_counter() - started_s, len(elements))
+        report = self.reporter.report(time.perf_counter() - started_s, len(elements))
         return self._outcome(elements, None, first, pickled, report)
 
     def _compute(
-        self, task: PipelineTask, deadline: float, elements: list[Any], points: list[Position]
+        self, task: PipelineTask, started_s: float, elements: list[Any], points: list[Position]
     ) -> None:
         """Appends the next elements to `elements`, and their positions to `points`.
 
@@ -191,7 +250,7 @@ class _PipelineRunner(Runner):
         """
         max_elements, measured_at = task.max_elements, 1
         while True:
-            self._context.mark(self._number(self._count))
+            self._context.mark(self._first_mark + self._number(self._count))
             element = self._cursor.next()
             if element is END:
                 break
@@ -204,7 +263,8 @@ class _PipelineRunner(Runner):
                 max_elements = block_len(byte_len(element), max_elements, self._task_bytes)
             if count >= max_elements:
                 break
-            if count >= task.num_elements and time.perf_counter() > deadline:
+            limit_s = _BLOCK_S if count >= task.num_elements else self._max_s
+            if limit_s and time.perf_counter() - started_s > limit_s:
                 break
 
     def _outcome(
@@ -215,6 +275,6 @@ class _PipelineRunner(Runner):
         positions: bytes,
         report: WorkerReport | None = None,
     ) -> Outcome:
-        extra: Extra = (positions, report)
+        extra: Extra = (positions, len(elements), report)
         stride = self._context.num_workers
         return Outcome(elements, failure, self._number(first), extra, stride=stride)

@@ -131,9 +131,14 @@ class WorkerShardsStage(InterleaveStage):
     def __init__(self, node: WorkersNode, context: Context) -> None:
         self._workers: RemoteWorkers | None = None
         if isinstance(node, MultiprocessPrefetch) and workers_are_processes():
-            from grainmill._iterators.workers.remote import RemoteWorkers  # noqa: PLC0415
+            from grainmill._iterators.workers.remote import open_shards  # noqa: PLC0415
 
-            self._workers = RemoteWorkers(node, context)
+            self._workers, open_worker = open_shards(node, context)
+        else:
+
+            def open_worker(worker: int) -> Stage:
+                return open_shard(node, worker, lambda shard: open_part(node, shard, context))
+
         count = node.num_workers
         interleave = Interleave(
             (),
@@ -143,13 +148,6 @@ class WorkerShardsStage(InterleaveStage):
             make_iter_buffer_size=0,
             iter_buffer_size=node.buffer_size,
         )
-        workers = self._workers
-
-        def open_worker(worker: int) -> Stage:
-            if workers is not None:
-                return workers.shard(worker)
-            return open_shard(node, worker, lambda shard: open_part(node, shard, context))
-
         super().__init__(interleave, open_worker, count, start_all=True, name=node)
 
     def cancel(self) -> None:
