@@ -18,6 +18,7 @@ from worker_harness import SOON_S, all_of, gone, run_script, workers, zygotes
 
 import grainmill as grain
 from grainmill import experimental
+from grainmill._evaluate.prefetch import worker_tasks
 from grainmill._iterators.workers import worker_shards
 from grainmill._stats.stalls import Stall
 from grainmill._workers.failures import WorkerError
@@ -43,6 +44,13 @@ def parts(function, count, length=40, *, init=None, **options):
         .mp_prefetch(options, worker_init_fn=init)
         for part in range(count)
     ]
+
+
+@pytest.fixture(autouse=True)
+def few_processes(monkeypatch):
+    """Parts share workers from the second one on."""
+    monkeypatch.setattr(worker_tasks, "MIN_PROCESSES", 0)
+    monkeypatch.setattr(worker_tasks, "num_cores", lambda: 1)
 
 
 def with_pid(x):

@@ -17,6 +17,7 @@ from worker_harness import SOON_S, all_of, gone, workers, zygotes
 
 import grainmill as grain
 from grainmill import experimental
+from grainmill._evaluate.prefetch import worker_tasks
 from grainmill._workers.failures import WorkerError
 from grainmill._workers.pool import WorkerPool
 
@@ -39,6 +40,13 @@ def parts(function, count, length=40, **options):
     ]
 
 
+@pytest.fixture(autouse=True)
+def few_processes(monkeypatch):
+    """Parts share workers from the second one on."""
+    monkeypatch.setattr(worker_tasks, "MIN_PROCESSES", 0)
+    monkeypatch.setattr(worker_tasks, "num_cores", lambda: 1)
+
+
 def with_pid(x):
     return x, os.getpid()
 
@@ -56,6 +64,27 @@ def test_parts_that_ask_for_the_same_share_the_workers_of_one(join):
     flat = np.array(found).reshape(-1, 2)
     assert flat[:, 0].tolist() == np.array(inline).reshape(-1, 2)[:, 0].tolist()
     assert set(flat[:, 1].tolist()) <= {process.pid for process in running}
+
+
+@pytest.mark.parametrize("most", ["MIN_PROCESSES", "num_cores"])
+@pytest.mark.parametrize(("num_parts", "num_processes"), [(1, 2), (2, 4), (3, 6), (9, 6)])
+def test_parts_share_workers_once_there_are_enough(monkeypatch, most, num_parts, num_processes):
+    monkeypatch.setattr(worker_tasks, most, 5 if most == "MIN_PROCESSES" else lambda: 5)
+    remote = [
+        part.mp_prefetch(grain.MultiprocessingOptions(num_workers=2)) for part in ranges(num_parts)
+    ]
+    for joined in (parts(lambda x: x, num_parts), remote):
+        before = {process.pid for process in workers()}
+        with iter(grain.IterDataset.mix(joined)) as iterator:
+            all_of(iterator, 20)
+            running = [process for process in workers() if process.pid not in before]
+        assert len(running) == num_processes
+        assert gone(running)
+
+
+def ranges(count):
+    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    return [grain.MapDataset.range(40).to_iter_dataset(options) for _ in range(count)]
 
 
 def test_parts_that_ask_for_others_have_their_own():

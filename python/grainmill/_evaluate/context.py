@@ -41,7 +41,7 @@ class Context:
     limited_reads: dict[int, ReadQueue] = dataclasses.field(default_factory=dict)
     num_readers: int = 1
     threads: SharedThreads | None = None
-    workers: dict[Any, Workers] = dataclasses.field(default_factory=dict)
+    workers: dict[Any, list[Workers]] = dataclasses.field(default_factory=dict)
     recorder: Recorder = dataclasses.field(default_factory=Recorder)
 
     def limited_to(self, max_reads_in_flight: int | None) -> Context:

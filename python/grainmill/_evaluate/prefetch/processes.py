@@ -46,7 +46,7 @@ class ProcessBlocks(Blocks):
         length: int,
         node: Node,
         options: ReadOptions,
-        known: dict[Any, Workers],
+        known: dict[Any, list[Workers]],
     ) -> None:
         super().__init__(program, length, options.prefetch_buffer_size)
         self._num_workers = options.num_workers
@@ -58,7 +58,9 @@ class ProcessBlocks(Blocks):
         self._limits = Limits.of(options)
         self._affordable = self._max_task_len
         asked = asked_for(options, but="prefetch_buffer_size")
-        self._workers = BlockWorkers.of(known, asked, lambda: BlockWorkers(options))
+        self._workers = BlockWorkers.of(
+            known, self._num_workers, asked, lambda: BlockWorkers(options)
+        )
         plan = self._workers.add(node.parent, program.recorder)
         self._first = PLAN_LEN * plan
         recorder, starved = program.recorder, self.meter.starved

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from grainmill._evaluate.prefetch.ahead import Ahead
+from grainmill._native import num_cores
 from grainmill._plan.closing import closed_error
 from grainmill._stats.thread_clock import ThreadUse
 from grainmill._workers.failures import WorkerError
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from grainmill._plan.options import ReadOptions
     from grainmill._stats.meters import Recorder
     from grainmill._workers.pool import Result
+
+
+MIN_PROCESSES = 16
+"""As many workers, or as there are cores if these are more, run before any are shared."""
 
 
 class Workers:
@@ -47,16 +52,25 @@ class Workers:
         self._num_pools = 0
 
     @classmethod
-    def of(cls, known: dict[Any, Workers], asked: Sequence[Any], new: Callable[[], Self]) -> Self:
-        """Those in `known` for who asked for the same, or `new` ones.
+    def of(
+        cls,
+        known: dict[Any, list[Any]],
+        num_workers: int,
+        asked: Sequence[Any],
+        new: Callable[[], Self],
+    ) -> Self:
+        """`new` ones, or those in `known` that who asked for the same may share.
 
-        If these run, they know all plans. Programs rely on the numbers of workers being below
-        `num_workers`.
+        They are shared in turn once there are as many as are useful. Those that run know all their
+        plans. Programs rely on the numbers of workers being below `num_workers`.
         """
         key = (cls, *(id(value) if callable(value) else value for value in asked))
-        workers = known.get(key)
-        if not isinstance(workers, cls) or workers.were_started:
-            workers = known[key] = new()
+        groups: list[Self] = [each for each in known.get(key, ()) if not each.were_started]
+        if len(groups) * num_workers < max(MIN_PROCESSES, num_cores()):
+            workers = new()
+        else:
+            workers = groups.pop(0)
+        known[key] = [*groups, workers]
         return workers
 
     @property

@@ -83,7 +83,9 @@ def open_shards(
 ) -> tuple[RemoteWorkers, Callable[[int], Stage]]:
     """The workers for a stage and others that ask for the same, and what opens its shards."""
     asked = [*asked_for(node.options, but="per_worker_buffer_size"), node.worker_init_fn]
-    workers = RemoteWorkers.of(context.workers, asked, lambda: RemoteWorkers(node, context))
+    workers = RemoteWorkers.of(
+        context.workers, node.num_workers, asked, lambda: RemoteWorkers(node, context)
+    )
     first = workers.add(node)
     return workers, lambda worker: RemoteShard(workers, first + worker, worker, node, context)
 
