@@ -181,21 +181,27 @@ class DearWideFlatMap(grain.experimental.FlatMapTransform):
 class DearBatches(grain.IterDataset):
     """A user's own data set."""
 
+    ms = 3
+
     def __init__(self, parent, kind=compute):
         super().__init__(parent)
         self.kind = kind
 
     def __iter__(self):
-        return DearBatchesIterator(self._parent.__iter__(), self.kind)
+        return BatchesIterator(self._parent.__iter__(), self.kind, self.ms)
 
 
-class DearBatchesIterator(grain.DatasetIterator):
-    def __init__(self, parent, kind):
+class CheapBatches(DearBatches):
+    ms = 0.2
+
+
+class BatchesIterator(grain.DatasetIterator):
+    def __init__(self, parent, kind, ms):
         super().__init__(parent)
-        self.kind = kind
+        self.kind, self.ms = kind, ms
 
     def __next__(self):
-        return costs(self.kind, 3, next(self._parent))
+        return costs(self.kind, self.ms, next(self._parent))
 
     def get_state(self):
         return self._parent.get_state()
@@ -495,6 +501,57 @@ slow("one slow worker: mp_prefetch", "workers", "worker 1")(
         .map(slow_in_worker_1)
         .mp_prefetch(MultiprocessingOptions(2), remember_worker)
     )
+)
+# Threads in workers, stages that open others there, and threads with shares.
+IN_WORKERS = MultiprocessingOptions(2)
+slow("iter.map behind thread prefetch: mp_prefetch", FUNCTION, "`dear @")(
+    lambda: (
+        prefetched(numbers().map(cheap).to_iter_dataset(CALLER).map(dear))
+        .map(cheap)
+        .mp_prefetch(IN_WORKERS)
+    )
+)
+slow(
+    "iter.map that waits behind thread prefetch: mp_prefetch of 1 thread", FUNCTION, "`dear_wait @"
+)(
+    lambda: (
+        prefetched(numbers().map(cheap).to_iter_dataset(ONE).map(dear_wait))
+        .map(cheap)
+        .mp_prefetch(IN_WORKERS)
+    )
+)
+slow("map of prefetched parts of an interleave: mp_prefetch", FUNCTION, "`dear @")(
+    lambda: grain.experimental.InterleaveIterDataset(
+        [MapDataset.range(LENGTH).map(dear).to_iter_dataset(CALLER).map(cheap)] * 4,
+        cycle_length=2,
+        iter_buffer_size=4,
+    ).mp_prefetch(IN_WORKERS)
+)
+slow("map of a prefetched part of iter.mix: mp_prefetch", FUNCTION, "`dear @")(
+    lambda: (
+        grain.IterDataset.mix(
+            [
+                prefetched(numbers().to_iter_dataset(CALLER).map(dear)),
+                prefetched(numbers().to_iter_dataset(CALLER).map(cheap)),
+            ],
+            [0.6, 0.4],
+        )
+        .map(cheap)
+        .mp_prefetch(IN_WORKERS)
+    )
+)
+slow("map behind a user's own data set: mp_prefetch", FUNCTION, "`dear @")(
+    lambda: (
+        CheapBatches(numbers().map(dear).to_iter_dataset(CALLER)).map(cheap).mp_prefetch(IN_WORKERS)
+    )
+)
+slow("iter.map behind a user's own data set and a thread: 0 threads", FUNCTION, "`dear @")(
+    lambda: CheapBatches(prefetched(numbers().to_iter_dataset(CALLER).map(dear))).map(cheap)
+)
+slow("iter.map on threads with shares: 0 threads", FUNCTION, "`dear @")(
+    lambda: grain.experimental.multithread_prefetch(
+        numbers().map(cheap).to_iter_dataset(CALLER).map(dear), 2, 4
+    ).map(cheap)
 )
 # Mixtures.
 slow("map of one part of a mixture: 16 threads", FUNCTION, "`dear @")(

@@ -69,6 +69,8 @@ KINDS = (compute, compute_freely, wait)
 READS = {"0 threads": CALLER, "1 thread": ONE, "16 threads": MANY}
 WEIGHTS = [0.6, 0.4]  # with equal ones, one of two workers gets all elements of a part
 JOINS_TWO = ("mix", "zip", "iter.mix")
+SEQUENTIAL_JOINS = ("iter.mix", "interleave")
+CYCLE = 2  # so many parts of an interleave are open at a time
 THREADS = {"0 threads": 1, "1 thread": 1, "16 threads": 16, "2 workers": 16}
 
 
@@ -140,8 +142,48 @@ def index_mapped(ds, kind, ms, *, is_dear):
     return ds.map_with_index((DearIndexed if is_dear else CheapIndexed)(kind, ms))
 
 
+def same(element):
+    return element
+
+
+class CheapOwn(grain.IterDataset):
+    """A user's own data set."""
+
+    def __init__(self, parent, kind, ms):
+        super().__init__(parent)
+        self.kind, self.ms = kind, ms
+
+    def __iter__(self):
+        return OwnIterator(self._parent.__iter__(), self.kind, self.ms)
+
+
+class DearOwn(CheapOwn):
+    pass
+
+
+class OwnIterator(grain.DatasetIterator):
+    def __init__(self, parent, kind, ms):
+        super().__init__(parent)
+        self.kind, self.ms = kind, ms
+
+    def __next__(self):
+        return costs(self.kind, self.ms, next(self._parent))
+
+    def get_state(self):
+        return self._parent.get_state()
+
+    def set_state(self, state):
+        self._parent.set_state(state)
+
+
+def own(ds, kind, ms, *, is_dear):
+    return (DearOwn if is_dear else CheapOwn)(ds, kind, ms)
+
+
 MAP = functools.partial(mapped, Cheap, Dear)
 FUNCTIONS = {"map": MAP, "filter": filtered, "random map": random_mapped, "indexed": index_mapped}
+# Those of sequential stages.
+STEPS = {"map": MAP, "filter": filtered, "own": own}
 
 
 @dataclasses.dataclass
@@ -191,37 +233,56 @@ class Draw:
 
     def __init__(self, seed):
         self.random = random.Random(seed)
-        self.words: list[str] = []
         self.places: list[Place] = []
         choice = self.random.choice
         self.mode = choice([*READS, "2 workers"])
-        self.in_workers = self.mode != "2 workers" and self.random.random() < 0.25
+        self.in_workers = self.mode != "2 workers" and self.random.random() < 0.4
         self.processes = 2 if self.in_workers or self.mode == "2 workers" else 1
-        self.threads = THREADS[self.mode]
-        self.joint = choice(["", "", "", "mix", "zip", "concatenate", "iter.mix"])
-        self.batch = choice([0, 0, 0, 3]) if self.joint != "iter.mix" else 0
+        joins = ["", "", "", "mix", "zip", "concatenate", "iter.mix"]
+        self.joint = choice(joins if self.mode == "2 workers" else [*joins, "interleave"])
+        joins_sequential = self.joint in SEQUENTIAL_JOINS
+        self.prefetches_parts = joins_sequential and choice([True, False])
+        self.prefetch = choice(["", "", "one thread", "two threads"])
+        if self.mode == "2 workers" and self.prefetch == "two threads":
+            self.prefetch = "one thread"
+        lanes = 2 if self.prefetch == "two threads" else 1
+        self.threads = THREADS[self.mode] * lanes
+        self.batch = 0 if joins_sequential else choice([0, 0, 0, 3])
         self.per = 1.0
         self.parts = [self._part() for _ in range(2 if self.joint in JOINS_TWO else 1)]
-        self.joined = self._functions(self.random.randrange(2)) if self.joint != "iter.mix" else []
+        self.joined = [] if joins_sequential else self._functions(self.random.randrange(2))
         self.per *= self.batch or 1
         self.batched = self._functions(1) if self.batch else []
         self.packs = not self.batch and self.joint != "zip" and choice([True, False])
-        self.threads = 1
         self.processes = 2 if self.in_workers else 1
-        names = ["map", "map", "filter"]
-        self.sequential = self._functions(self.random.randrange(3), names)
+        self.threads = lanes * (
+            CYCLE if self.joint == "interleave" and self.prefetches_parts else 1
+        )
+        self.steps_of_parts = [
+            self._functions(self.random.randrange(2), STEPS, self._weight)
+            if joins_sequential
+            else []
+            for _ in self.parts
+        ]
+        self.threads = lanes
+        self.sequential = self._functions(self.random.randrange(3), STEPS)
         self.per *= TOKENS_ROWS if self.packs else 1
-        self.prefetches = choice([True, False, False])
-        self.rows = self._functions(self.random.randrange(2), names)
+        self.threads = 1
+        self.rows = self._functions(self.random.randrange(2), STEPS)
         self.late_batch = choice([0, 0, 2])
         self.per *= self.late_batch or 1
         self.processes = 1
-        self.delivered = self._functions(self.random.randrange(2), names)
+        self.delivered = self._functions(self.random.randrange(2), STEPS)
         self.step = Place("consumer", stepped, choice(KINDS), self.per)
         self.places += [self.step]
         self.dear = choice(self.places)
         self.dear.is_dear = True
         self.name = f"{seed}: {self.dear.name} {self.dear.kind.__name__} {self.dear.ms:.3g} ms"
+
+    @property
+    def _weight(self):
+        """The share of the elements that come from a part."""
+        return min(WEIGHTS) if self.joint in {"mix", "iter.mix"} else 1.0
 
     def _place(self, name, add, weight=1.0):
         place = Place(
@@ -236,19 +297,36 @@ class Draw:
         self.places.append(place)
         return place
 
-    def _functions(self, count, names=tuple(FUNCTIONS), weight=1.0):
-        chosen = [self.random.choice(names) for _ in range(count)]
+    def _functions(self, count, functions=FUNCTIONS, weight=1.0):
+        chosen = [self.random.choice(list(functions)) for _ in range(count)]
         if self.batch or self.joint == "zip":  # whose elements all must be there
             chosen = ["map" if name == "filter" else name for name in chosen]
-        return [self._place(name, FUNCTIONS[name], weight) for name in chosen]
+        places = []
+        for name in chosen:
+            # One that reads from another one is not told from that.
+            after_own = self.places and self.places[-1].name == "own" == name
+            name = "map" if after_own else name  # noqa: PLW2901
+            places.append(self._place(name, functions[name], weight))
+        return places
 
     def _part(self):
-        weight = min(WEIGHTS) if self.joint in {"mix", "iter.mix"} else 1.0
-        source = self._place("source", None, weight)
-        return [source, *self._functions(self.random.randrange(1, 3), weight=weight)]
+        source = self._place("source", None, self._weight)
+        return [source, *self._functions(self.random.randrange(1, 3), weight=self._weight)]
 
-    def _read(self, ds):
-        return ds.to_iter_dataset(READS.get(self.mode, WORKERS))
+    def _read(self, ds, steps=()):
+        ds = ds.to_iter_dataset(READS.get(self.mode, WORKERS))
+        ds = functools.reduce(lambda ds, place: place(ds), steps, ds)
+        return prefetched(ds) if self.prefetches_parts and self.joint == "iter.mix" else ds
+
+    def _interleaved(self, part):
+        return grain.experimental.InterleaveIterDataset(
+            [part] * 8, cycle_length=CYCLE, iter_buffer_size=4 if self.prefetches_parts else 1
+        )
+
+    def _prefetched(self, ds):
+        if self.prefetch == "two threads":
+            return grain.experimental.multithread_prefetch(ds, 2, 4)
+        return prefetched(ds) if self.prefetch else ds
 
     def build(self):
         parts = []
@@ -268,16 +346,19 @@ class Draw:
         ds = ds.batch(self.batch) if self.batch else ds
         ds = functools.reduce(lambda ds, place: place(ds), self.batched, ds)
         if self.joint == "iter.mix":
-            ds = grain.IterDataset.mix([self._read(part) for part in parts], WEIGHTS)
+            ds = grain.IterDataset.mix(list(map(self._read, parts, self.steps_of_parts)), WEIGHTS)
+        elif self.joint == "interleave":
+            ds = self._interleaved(self._read(ds, self.steps_of_parts[0]))
         else:
             ds = self._read(ds)
         ds = functools.reduce(lambda ds, place: place(ds), self.sequential, ds)
         ds = packed(ds.map(tokens)) if self.packs else ds
-        ds = prefetched(ds) if self.prefetches and not self.in_workers else ds
+        ds = self._prefetched(ds)
         ds = functools.reduce(lambda ds, place: place(ds), self.rows, ds)
         ds = ds.batch(self.late_batch) if self.late_batch else ds
         ds = ds.mp_prefetch(MultiprocessingOptions(2)) if self.in_workers else ds
-        return functools.reduce(lambda ds, place: place(ds), self.delivered, ds)
+        ds = functools.reduce(lambda ds, place: place(ds), self.delivered, ds)
+        return ds.map(same) if isinstance(ds, CheapOwn) else ds  # or it is the consumer
 
 
 def random_pipeline(seed):
@@ -290,7 +371,9 @@ def random_pipeline(seed):
     elif dear is draw.step:
         kinds, names = "consumer", ""
     consume = functools.partial(draw.step.kind, draw.step.ms)
-    name = f"{draw.name} | {draw.mode} {'in workers ' if draw.in_workers else ''}| {draw.joint}"
+    joint = f"{draw.joint}{', parts prefetched' if draw.prefetches_parts else ''}"
+    where = f"{draw.mode}{' in workers' if draw.in_workers else ''}"
+    name = f"{draw.name} | {where} | {joint} | {draw.prefetch}"
     return Slow(name, draw.build, kinds, names, consume)
 
 

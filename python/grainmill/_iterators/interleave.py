@@ -91,6 +91,12 @@ class Interleave(SequentialNode):
         return self.datasets
 
     @property
+    def opened_plan(self) -> Node | None:
+        """See `Node.opened_plan`."""
+        is_known = isinstance(self.datasets, list | tuple) and self.datasets
+        return plan_of(self.datasets[0]) if is_known else None
+
+    @property
     def num_readers(self) -> int:
         """See `SequentialNode.num_readers`."""
         return min(self.cycle_length, len(self.datasets))

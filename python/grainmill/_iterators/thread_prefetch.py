@@ -122,10 +122,15 @@ class ThreadPrefetchStage(CursorStage):
         self._delivered = self._cursor.position()
 
     @classmethod
-    def around(cls, iterator: Iterator[Any], prefetch_buffer_size: int) -> Self:
-        """A stage that prefetches from any object that has `__next__`."""
-        prefetch_buffer_size = checked_prefetch_buffer_size(prefetch_buffer_size)
-        return cls(ThreadPrefetch((), prefetch_buffer_size), UserDefinedStage(iterator))
+    def around(
+        cls, iterator: Iterator[Any], prefetch_buffer_size: int, recorder: Recorder | None = None
+    ) -> Self:
+        """A stage that prefetches from any object that has `__next__`; `recorder` is its own."""
+        node = ThreadPrefetch((), checked_prefetch_buffer_size(prefetch_buffer_size))
+        stage = UserDefinedStage(iterator)
+        if recorder is not None:
+            recorder.watch_user(stage)
+        return cls(node, stage)
 
     @property
     def has_own_thread(self) -> bool:  # type: ignore[override]
@@ -405,7 +410,7 @@ class PrefetchQueue:
         try:
             if self._recorder is not None:
                 use = self._recorder.add_thread(
-                    self._node, weak_call(self, PrefetchQueue._fill_level)
+                    self._node, weak_call(self, PrefetchQueue._fill_level, None)
                 )
             while self.set_up:
                 self.set_up[-1]()

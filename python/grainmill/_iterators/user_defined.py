@@ -58,7 +58,9 @@ class UserDefined(SequentialNode):
 
     def open(self, context: Context) -> Stage:
         """See `SequentialNode.open`."""
-        return UserDefinedStage(iter(self.dataset), self)
+        stage = UserDefinedStage(iter(self.dataset), self)
+        context.recorder.watch_user(stage)
+        return stage
 
     @property
     def users_dataset(self) -> Any:

@@ -136,6 +136,11 @@ class Node:
         """The seed it sets for random stages downstream, if any."""
         return None
 
+    @property
+    def opened_plan(self) -> Node | None:
+        """The last node of the first dataset that it opens, if known without computing it."""
+        return None
+
     def described(self, max_listed: int) -> dict[str, Any]:
         """What a checkpoint's description of the plan says of it besides its fields.
 

@@ -15,7 +15,7 @@ from grainmill import _atomic_file
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from grainmill._stats.report import StageReport
+    from grainmill._stats.recorded import StageReport
 
 _BOX_WIDTH: Final = 420
 _GAP: Final = 36

@@ -11,7 +11,7 @@ from grainmill._stats.element_specs import spec_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from grainmill._stats.report import StageReport
+    from grainmill._stats.recorded import StageReport
 
 _SEVERAL_PARENTS = "WARNING: Detected multi-parent datasets. Only displaying the first parent.\n\n"
 

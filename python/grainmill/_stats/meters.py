@@ -152,11 +152,12 @@ class StageMeter:
             self.cpu_s,
             self.num_steps,
             self.element_bytes,
+            self.passes_lazy,
         )
 
     def merge(self, numbers: Sequence[float]) -> None:
         """Adds the `snapshot` of the same stage elsewhere."""
-        elements, total_s, min_s, max_s, cpu_s, num_steps, element_bytes = numbers
+        elements, total_s, min_s, max_s, cpu_s, num_steps, element_bytes, passes_lazy = numbers
         self.elements += elements
         self.total_s += total_s
         self.min_s = min(self.min_s, min_s)
@@ -164,6 +165,7 @@ class StageMeter:
         self.cpu_s += cpu_s
         self.num_steps += num_steps
         self.element_bytes = element_bytes or self.element_bytes
+        self.passes_lazy |= bool(passes_lazy)
 
 
 def _usual(usual_s: float, new_s: float) -> tuple[float, float]:
@@ -598,20 +600,22 @@ class ReadMeter:
             self.caller_s,
             self.starved_s,
             self.cpu_s,
+            self.transfer_cpu_s,
             self.ahead()[0],
         )
 
     def merge(self, numbers: Sequence[float]) -> None:
         """Adds the `snapshot` of the same place in another process."""
-        elements, work_s, storage_s, caller_s, starved_s, cpu_s, num_ahead = numbers
+        elements, work_s, storage_s, caller_s, starved_s, cpu_s, transfer_cpu_s, ahead = numbers
         self.elements += int(elements)
         self.work_s += work_s
         self.storage_s += storage_s
         self.caller_s += caller_s
         self.starved_s += starved_s
         self.cpu_s += cpu_s
-        ahead = self.ahead()[0] + int(num_ahead), 0
-        self.ahead = lambda: ahead
+        self.transfer_cpu_s += transfer_cpu_s
+        num_ahead = self.ahead()[0] + int(ahead)
+        self.ahead = lambda: (num_ahead, 0)
 
     @property
     def fill(self) -> Fill:
@@ -671,6 +675,43 @@ NO_POOL: Final = PoolUse(0, 0, 0.0, 0.0, math.inf)
 """For readers without threads."""
 
 
+class ThreadTotals(NamedTuple):
+    """What a thread did so far that pulls from stages, or several of them.
+
+    Attributes:
+        fill: How far it is ahead of its consumer.
+        elapsed_s: Seconds since its start.
+        cpu_s: Its CPU seconds.
+        ready_s: Those, and seconds in which it waited for a core.
+    """
+
+    fill: Fill
+    elapsed_s: float
+    cpu_s: float
+    ready_s: float
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which it did not wait for its consumer."""
+        return max(0.0, self.elapsed_s - self.fill.idle_s)
+
+    def plus(self, other: ThreadTotals | None) -> ThreadTotals:
+        """The sums of both."""
+        if other is None:
+            return self
+        fill = Fill(
+            self.fill.taken + other.fill.taken,
+            self.fill.ahead + other.fill.ahead,
+            self.fill.idle_s + other.fill.idle_s,
+        )
+        return ThreadTotals(
+            fill,
+            self.elapsed_s + other.elapsed_s,
+            self.cpu_s + other.cpu_s,
+            self.ready_s + other.ready_s,
+        )
+
+
 class WorkerReport(NamedTuple):
     """What a worker process last reported about a plan; all numbers since it opened that.
 
@@ -684,6 +725,10 @@ class WorkerReport(NamedTuple):
         specs: The spec of the elements of its stages as text, by the stage's number, where seen.
         cpu_s: CPU seconds of its threads.
         ready_s: Those, and seconds in which they waited for a core.
+        waits: The seconds in which threads waited for those of a stage, by its number.
+        threads: What the threads did that pull for a stage, by its number.
+        reported: The `StageMeter.snapshot` of what users' iterators report, by the stage's number.
+        parts: The number of the first stage of the datasets that a stage opens, by that one's.
     """
 
     busy_s: float
@@ -693,8 +738,12 @@ class WorkerReport(NamedTuple):
     reads: tuple[float, ...]
     blocks: dict[int, tuple[float, ...]]
     specs: dict[int, str]
-    cpu_s: float = 0.0
-    ready_s: float = 0.0
+    cpu_s: float
+    ready_s: float
+    waits: dict[int, float]
+    threads: dict[int, ThreadTotals]
+    reported: dict[int, tuple[float, ...]]
+    parts: dict[int, int]
 
     @property
     def running_s(self) -> float:
@@ -714,6 +763,21 @@ class ThreadRecord(NamedTuple):
     node: Node | None
     use: ThreadUse
     fill: Callable[[], Fill | None]
+
+    def totals(self) -> ThreadTotals | None:
+        """What it did so far; `None` if it has ended before its first element."""
+        fill = self.fill()
+        return None if fill is None else ThreadTotals(fill, self.use.elapsed_s, *self.use.read())
+
+
+class OpensIterator(Protocol):
+    """A stage that runs a user's iterator."""
+
+    node: Node | None
+
+    @property
+    def iterator(self) -> Any:
+        """The iterator."""
 
 
 class Recorder:
@@ -746,6 +810,7 @@ class Recorder:
         self._reports: dict[tuple[int, int], WorkerReport] = {}
         self._parts: weakref.WeakKeyDictionary[Node, PartsRecorder] = weakref.WeakKeyDictionary()
         self._threads: list[ThreadRecord] = []
+        self._users: weakref.WeakSet[OpensIterator] = weakref.WeakSet()
         self._files: dict[int, tuple[Callable[[], Totals], Totals]] = {}
         self._closed_files: Totals = (0, 0, 0, 0.0)
 
@@ -760,11 +825,15 @@ class Recorder:
             meter = self._stages[node] = StageMeter()
         return meter
 
-    def stages(self) -> dict[int, StageMeter]:
-        """All meters by the `id` of their node."""
+    def known(self, node: Node | None) -> Node | None:
+        """The node that stands for `node` in reports."""
+        return node
+
+    def stages(self) -> list[tuple[Node, StageMeter]]:
+        """The nodes with their meters."""
         for steps in list(self._steps):
             steps.update()
-        return {id(node): meter for node, meter in list(self._stages.items())}
+        return list(self._stages.items())
 
     def watch(self, meter: Updated) -> None:
         """Makes `stages` update `meter` first."""
@@ -852,18 +921,23 @@ class Recorder:
 
     def threads(self) -> list[ThreadRecord]:
         """The threads that pull from stages, besides the consumer's."""
-        found = list(self._threads)
-        for _, parts in self.all_parts():
-            found += parts.threads()
-        return found
+        return list(self._threads)
 
     def waited(self, node: Node, elapsed_s: float) -> None:
         """Records that a thread waited for the thread or the workers of `node`."""
         self._waits[node] = self._waits.get(node, 0.0) + elapsed_s
 
-    def wait_s(self, node: Node) -> float:
-        """For how long threads waited for those of `node`."""
-        return self._waits.get(node, 0.0)
+    def waits(self) -> list[tuple[Node, float]]:
+        """For how long threads waited for those of each node."""
+        return list(self._waits.items())
+
+    def watch_user(self, stage: OpensIterator) -> None:
+        """Makes `users` include a stage that runs a user's iterator, while it lives."""
+        self._users.add(stage)
+
+    def users(self) -> list[OpensIterator]:
+        """The stages that run users' iterators."""
+        return list(self._users)
 
     def started(self, node: Node, elapsed_s: float, times: ThreadTimes) -> None:
         """Records that so much of the waits passed while workers were started.
@@ -903,25 +977,50 @@ def _new_recorder(
 class PartsRecorder(Recorder):
     """Records datasets of the same kind, opened one after the other, stage by stage as one.
 
+    Nodes of the first dataset stand for those of the others.
+
     Attributes:
-        by_number: The meter of each stage, by its number in a dataset.
-        numbers: The number of each stage of the datasets.
         first: The last node of the first dataset.
     """
 
     def __init__(self, *, tracks: bool, spec_of: Callable[[Any], Any] | None) -> None:
         super().__init__(tracks=tracks, spec_of=spec_of)
-        self.by_number: dict[int, StageMeter] = {}
-        self.numbers: weakref.WeakKeyDictionary[Node, int] = weakref.WeakKeyDictionary()
         self.first: Node | None = None
+        self._nodes: dict[int, Node] = {}
+        self._numbers: weakref.WeakKeyDictionary[Node, int] = weakref.WeakKeyDictionary()
 
     def opened(self, output: Node, stages: Sequence[tuple[int, Node]]) -> None:
         """Records that the plan that ends in `output` is about to run; `stages` are numbered."""
         if self.first is None:
             self.first = output
+            self._nodes = dict(stages)
         for number, node in stages:
-            self._stages[node] = self.by_number.setdefault(number, StageMeter())
-            self.numbers[node] = number
+            self._numbers[node] = number
+
+    def known(self, node: Node | None) -> Node | None:
+        """See `Recorder.known`."""
+        number = None if node is None else self._numbers.get(node)
+        return node if number is None else self._nodes.get(number, node)
+
+    def stage(self, node: Node) -> StageMeter:
+        """See `Recorder.stage`."""
+        return super().stage(self.known(node) or node)
+
+    def parts(self, node: Node) -> PartsRecorder:
+        """See `Recorder.parts`."""
+        return super().parts(self.known(node) or node)
+
+    def waited(self, node: Node, elapsed_s: float) -> None:
+        """See `Recorder.waited`."""
+        super().waited(self.known(node) or node, elapsed_s)
+
+    def started(self, node: Node, elapsed_s: float, times: ThreadTimes) -> None:
+        """See `Recorder.started`."""
+        super().started(self.known(node) or node, elapsed_s, times)
+
+    def report(self, node: Node, worker: int, report: WorkerReport) -> None:
+        """See `Recorder.report`."""
+        super().report(self.known(node) or node, worker, report)
 
     def read(self) -> ReadMeter:
         """See `Recorder.read`; one for all."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from grainmill._stats.report import Report, StageReport
+    from grainmill._stats.recorded import StageReport
+    from grainmill._stats.report import Report
 
 _COLUMNS: Final = (
     "id",

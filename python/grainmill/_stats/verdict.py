@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from grainmill._plan import random_access
 from grainmill._plan.node import MapNode, transform_name
 from grainmill._stats.meters import NO_POOL, ReadMeter, StageMeter
-from grainmill._stats.report import LOCK_BOUND, runs_users_code
+from grainmill._stats.stage_times import runs_users_code
+from grainmill._stats.thread_waits import LOCK_BOUND
 
 if TYPE_CHECKING:
     from grainmill._stats.meters import WorkerReport
-    from grainmill._stats.report import Report, StageReport
+    from grainmill._stats.recorded import StageReport
+    from grainmill._stats.report import Report
 
 # The consumer holds the pipeline back if the pipeline takes less than this share of the time that
 # both need.
@@ -104,7 +106,9 @@ def _least_s(worker: WorkerReport) -> float:
     0 where it has no other threads. With them, how long its main thread was busy says little: that
     of a worker which is ahead of the others finds elements that were prefetched.
     """
-    of_threads_s, taken_share, least_s = 0.0, 1.0, 0.0
+    of_threads_s = sum(thread.busy_s for thread in worker.threads.values())
+    taken_share = min((each.fill.taken_share for each in worker.threads.values()), default=1.0)
+    least_s = 0.0
     for numbers in worker.blocks.values():
         read = ReadMeter()
         read.merge(numbers)

@@ -6,14 +6,14 @@ import pprint
 from typing import TYPE_CHECKING
 
 from grainmill._stats.meters import WorkerReport, clock_s
-from grainmill._stats.numbering import numbered
+from grainmill._stats.recorded import Recorded
 from grainmill._stats.thread_clock import ThreadClock, ThreadTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._plan.node import Node
-    from grainmill._stats.meters import Recorder
+    from grainmill._stats.meters import PoolUse, Recorder, ThreadTotals
 
 # The least seconds between two reports, after the first few.
 _INTERVAL_S = 0.05
@@ -39,7 +39,6 @@ class WorkerReporter:
     ) -> None:
         self._recorder = recorder
         self._output = output
-        self._numbers: dict[int, int] | None = None
         self._started_s = self._next_s = clock_s()
         self._num_reports = 0
         self._clock = ThreadClock()
@@ -78,40 +77,49 @@ class WorkerReporter:
             return None
         self._num_reports += 1
         self._next_s = now_s + _INTERVAL_S
-        if self._numbers is None:
-            self._numbers = {id(stage.node): stage.number for stage in numbered(self._output)}
-        numbers = self._numbers
-        stages = {
-            numbers[key]: meter.snapshot()
-            for key, meter in self._recorder.stages().items()
-            if key in numbers
-        }
+        recorded = Recorded(self._output, self._recorder)
+        stages = recorded.stages
         specs = {
-            numbers[key]: pprint.pformat(meter.spec)
-            for key, meter in self._recorder.stages().items()
-            if key in numbers and meter.spec is not None
+            stage.number: pprint.pformat(stage.meter.spec)
+            for stage in stages
+            if stage.meter.spec is not None
         }
-        blocks = {
-            numbers[id(read.node)]: read.snapshot()
-            for read in self._recorder.reads
-            if read.node is not None
-        }
-        work_s = sum(read.work_s for read in self._recorder.reads)
-        storage_s = sum(read.storage_s for read in self._recorder.reads)
-        reads = (work_s, storage_s, *self._recorder.files())
+        reads = [read for _, read in recorded.reads()]
+        threads: dict[int, ThreadTotals] = {}
+        for stage, totals in recorded.threads():
+            if stage is not None:
+                threads[stage.number] = totals.plus(threads.get(stage.number))
+        work_s = sum(read.work_s for read in reads)
+        storage_s = sum(read.storage_s for read in reads)
         alive_s, all_s = now_s - self._started_s, self._all_busy_s() - self._busy_before_s
         alive_s = max(min(alive_s, self.busy_s), alive_s - (all_s - self.busy_s))
         share = self.busy_s / all_s if all_s and not self._starts_tasks else 1.0
-        cpu_s, ready_s = (share * each for each in self._all_times())
+        others: list[PoolUse | ThreadTotals] = [read.threads() for read in reads]
+        others += [totals for _, totals in recorded.threads()]
+        cpu_s, ready_s = (share * each for each in self._all_times(others))
         return WorkerReport(
-            self.busy_s, alive_s, self._elements, stages, reads, blocks, specs, cpu_s, ready_s
+            self.busy_s,
+            alive_s,
+            self._elements,
+            {stage.number: stage.meter.snapshot() for stage in stages},
+            (work_s, storage_s, *recorded.files()),
+            {number: read.snapshot() for number, read in recorded.reads_by_stage().items()},
+            specs,
+            cpu_s,
+            ready_s,
+            {stage.number: stage.wait_s for stage in stages if stage.wait_s},
+            threads,
+            {
+                stage.number: stage.reported.snapshot()
+                for stage in stages
+                if stage.reported.elements
+            },
+            recorded.parts,
         )
 
-    def _all_times(self) -> tuple[float, float]:
+    def _all_times(self, others: list[PoolUse | ThreadTotals]) -> tuple[float, float]:
         """The CPU seconds of all threads of the worker, and these with the waits for a core."""
-        others = [read.threads() for read in self._recorder.all_reads()]
-        threads = [thread.use.read() for thread in self._recorder.threads()]
-        cpu_s = sum(use.cpu_s for use in others) + sum(times.cpu_s for times in threads)
-        ready_s = sum(use.ready_s for use in others) + sum(times.ready_s for times in threads)
+        cpu_s = sum(use.cpu_s for use in others)
+        ready_s = sum(use.ready_s for use in others)
         factor = self.busy_s / self._timed_s if self._timed_s else 1.0
         return factor * self._times.cpu_s + cpu_s, factor * self._times.ready_s + ready_s

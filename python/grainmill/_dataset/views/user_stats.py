@@ -7,6 +7,7 @@ from typing import Any, Final, Self, TypeVar
 
 from grainmill._stats.element_specs import spec_of
 from grainmill._stats.meters import StageMeter
+from grainmill._stats.recorded import USER_STATS
 
 T = TypeVar("T")
 
@@ -81,9 +82,6 @@ class _OfEachObject:
             stats = owner.__dict__[USER_STATS] = UserStats()
         return stats
 
-
-USER_STATS: Final = "_user_stats"
-"""The key of an object's `UserStats` in its `__dict__`, once it has used them."""
 
 STATS: Final = _OfEachObject()
 """The attribute `_stats` of the classes that users derive from."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.prefetch import tuning
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from grainmill._evaluate.prefetch.pace import Pace
     from grainmill._evaluate.program import Program
     from grainmill._stats.stalls import Awaited
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Blocks(abc.ABC):
@@ -51,7 +54,7 @@ class Blocks(abc.ABC):
         self.buffer_size = buffer_size
         self._ahead: Ahead[Any] = Ahead()
         self._batch_origin = 0
-        self.meter.ahead = weak_call(self, Blocks._num_ahead)
+        self.meter.ahead = weak_call(self, Blocks._num_ahead, (0, 0))
 
     def take(self, limit: int) -> Evaluated | BatchBlock:
         """Returns the elements from `position` on, and advances it.
@@ -176,12 +179,18 @@ class Blocks(abc.ABC):
         """Stops threads or processes; can be called again."""
 
 
-def weak_call(owner: Any, method: Callable[[Any], Any]) -> Callable[[], Any]:
-    """`method` of `owner`, which this does not keep alive; afterwards, its last result."""
-    reference = weakref.ref(owner)
-    last: Any = None
+def weak_call(owner: T, method: Callable[[T], R], default: R) -> Callable[[], R]:
+    """`method` of `owner`, which this does not keep alive; afterwards, its last result.
 
-    def call() -> Any:
+    Args:
+        owner: Whose method it is.
+        method: The method.
+        default: The result where it was not called before.
+    """
+    reference = weakref.ref(owner)
+    last = default
+
+    def call() -> R:
         nonlocal last
         alive = reference()
         if alive is not None:

@@ -148,7 +148,7 @@ class Executor(Blocks):
         self._num_submitted = 0  # tasks ahead that threads compute or have computed
         self._stall = Stall(self, Executor._awaited_block, options)
         self._element_bytes = mean = program.mean_byte_len
-        self.meter.threads = weak_call(self, Executor._thread_use)
+        self.meter.threads = weak_call(self, Executor._thread_use, NO_POOL)
         if self._num_threads:
             self._max_request = block_len(mean, tuning.MAX_REQUESTED, tuning.HAND_OVER_BYTES)
         block_s = tuning.HAND_OVER_S if self._num_threads else tuning.CALLER_BLOCK_S
