@@ -1,5 +1,6 @@
 """Where the time of a pipeline goes: counts, waits, and the stage that holds it back."""
 
+import gc
 import io
 import json
 import random
@@ -11,7 +12,7 @@ import pytest
 
 import grainmill as grain
 from grainmill import MapDataset, MultiprocessingOptions, ReadOptions
-from grainmill._dataset.views.statistics import report_on
+from grainmill._dataset.views.statistics import asked_verdict, report_on
 from grainmill._stats.meters import LoopMeter, StageMeter
 from grainmill._stats.verdict import verdict_on
 from grainmill.array_record import ArrayRecordWriter
@@ -195,6 +196,108 @@ def test_datasets_of_an_interleave_are_one_row():
     assert stats["consumer_wait_s"] >= 100 * 0.005
 
 
+class Own(grain.IterDataset):
+    def __iter__(self):
+        return OwnIterator(self._parent.__iter__())
+
+
+class OwnIterator(grain.DatasetIterator):
+    def __next__(self):
+        with self._stats.record_self_time():
+            return next(self._parent)
+
+    def get_state(self):
+        return self._parent.get_state()
+
+    def set_state(self, state):
+        self._parent.set_state(state)
+
+
+def prefetched(ds):
+    return grain.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=3)
+
+
+class PrefetchedByItself(grain.IterDataset):
+    def __iter__(self):
+        parent = self._parent.__iter__()
+        return grain.experimental.ThreadPrefetchDatasetIterator(parent, 3)
+
+
+# What stages are around others, whose times must not get lost.
+AROUND = {
+    "map": lambda ds: ds.map(lambda x: x),
+    "thread": prefetched,
+    "threads": lambda ds: grain.experimental.multithread_prefetch(ds, 2, 3),
+    "own": Own,
+    "own thread": PrefetchedByItself,
+    "interleave": lambda ds: grain.experimental.InterleaveIterDataset([ds] * 4, cycle_length=2),
+    "prefetched parts": lambda ds: grain.experimental.InterleaveIterDataset(
+        [ds.map(lambda x: x)] * 4, cycle_length=2, iter_buffer_size=3
+    ),
+    "mix": lambda ds: grain.IterDataset.mix([prefetched(ds), prefetched(ds)]),
+    "batch": lambda ds: ds.batch(1).map(lambda x: x[0]),
+}
+
+
+def nested(seed):
+    """Stages around stages that run a function, on threads and in workers; and their names."""
+    rng = random.Random(seed)
+    read = ReadOptions(num_threads=rng.choice([0, 1, 4]))
+    ds = MapDataset.range(64).map(computing).to_iter_dataset(read).map(sleeping)
+    names = [rng.choice(list(AROUND)) for _ in range(rng.choice([1, 2, 2, 3]))]
+    for name in names:
+        ds = AROUND[name](ds)
+    if rng.random() < 0.7:
+        ds = ds.mp_prefetch(MultiprocessingOptions(2))
+        names.append("mp_prefetch")
+    return ds.map(lambda x: x), names
+
+
+@pytest.mark.parametrize("seed", range(effort.SEED, effort.SEED + effort.cases(12, 300)))
+def test_functions_are_timed_wherever_they_run(seed):
+    """Inside of stages that open others while they run, on threads, in workers, in any order."""
+    ds, names = nested(seed)
+    iterator = iter(ds)
+    for _ in range(60):
+        next(iterator)
+    report = report_on(iterator)
+    for function, least_s in ((computing, 0.0009), (sleeping, 0.005)):
+        found = [
+            stage for stage in report.stages if getattr(stage.node, "transform", None) is function
+        ]
+        assert found, names
+        for stage in found:
+            assert stage.meter.elements >= 10, (function, names)
+            assert stage.meter.total_s / stage.meter.elements >= 0.9 * least_s, (function, names)
+    assert abs(sum(stage.wait_share for stage in report.stages) - 1) < 1e-9, names
+    assert iterator.verdict(), names
+    iterator.close()
+    assert iterator.stats()["stages"], names
+
+
+def test_iterators_that_were_not_looked_at_before_they_were_closed_have_statistics():
+    ds = MapDataset.range(10).map(computing).to_iter_dataset(ReadOptions(num_threads=1))
+    iterator = iter(grain.experimental.InterleaveIterDataset([ds] * 3, cycle_length=1))
+    first = next(iterator)
+    iterator.close()
+    gc.collect()
+    assert first == 0
+    assert stage_named(iterator.stats(), "MapMapDataset")["elements"] > 0
+    assert iterator.verdict()
+
+
+def test_statistics_of_a_thread_around_an_iterator_are_those_of_that():
+    prefetching = grain.experimental.ThreadPrefetchDatasetIterator
+    parent = iter(MapDataset.range(8).map(computing).to_iter_dataset(CALLER))
+    iterator = prefetching(parent, 2)
+    assert [next(iterator) for _ in range(8)] == list(range(8))
+    assert stage_named(iterator.stats(), "MapMapDataset")["elements"] == 8
+    assert iterator.verdict() == parent.verdict()
+    for method in ("stats", "verdict"):
+        with pytest.raises(NotImplementedError, match="reads from no iterator"):
+            getattr(prefetching(iter([1]), 1), method)()
+
+
 def test_prefetching_threads_are_told_from_the_consumer():
     ds = MapDataset.range(60).to_iter_dataset(CALLER).map(sleeping).batch(2)
     iterator = drained(grain.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2))
@@ -246,6 +349,27 @@ def test_statistics_of_a_users_iterator_are_those_of_what_it_reads():
     assert iterator.stats()["elements"] == 4
     with pytest.raises(NotImplementedError, match="reads from no iterator"):
         TimedIterator(()).stats()
+
+
+class OutspokenIterator(TimedIterator):
+    def verdict(self):
+        return "mine"
+
+
+class OwnVerdictIterator(TimedIterator):
+    def verdict(self, **options):
+        return str(options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [(OutspokenIterator, "mine"), (OwnVerdictIterator, "{'has_consumer': False}")],
+)
+def test_a_users_verdict_may_leave_the_argument_out(kind, said):
+    own = kind(iter(MapDataset.range(4).to_iter_dataset()))
+    assert asked_verdict(own, has_consumer=False) == said
+    around = TimedIterator(own)
+    assert around.verdict(has_consumer=False) == said
 
 
 def test_loader_has_statistics():

@@ -479,6 +479,32 @@ def make():
 """
 
 
+OWN_VERDICT = """
+import grainmill as grain
+class Own(grain.IterDataset):
+    def __iter__(self):
+        return OwnIterator(self._parent.__iter__())
+class OwnIterator(grain.DatasetIterator):
+    def __next__(self):
+        return next(self._parent)
+    def get_state(self):
+        return self._parent.get_state()
+    def set_state(self, state):
+        self._parent.set_state(state)
+    def verdict(self):
+        return "all is well"
+ds = Own(grain.MapDataset.range(4).to_iter_dataset())
+"""
+
+
+def test_bench_takes_the_verdict_of_a_users_iterator(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("outspoken_pipeline.py").write_text(OWN_VERDICT, "utf-8")
+    code, out, err = call(capsys, "bench", "outspoken_pipeline.py:ds", "--json")
+    assert code == 0, err
+    assert json.loads(out)["verdict"] == "all is well"
+
+
 def test_bench_prints_json_alone(tmp_path):
     (tmp_path / "noisy_pipeline.py").write_text(PRINTS, "utf-8")
     command = [sys.executable, "-m", "grainmill", "bench", "noisy_pipeline.py:make", "--json"]

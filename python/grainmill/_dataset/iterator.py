@@ -236,6 +236,8 @@ class DatasetIterator(Savable, Iterator[T_co], Generic[T_co]):
         thread computes are not held against a stage. The more elements were delivered, the surer it
         is: some dozens at least.
 
+        A class of one's own that overrides it may leave the argument out.
+
         Args:
             has_consumer: Whether it may be the consumer: not where nothing is done with elements.
 
@@ -247,7 +249,7 @@ class DatasetIterator(Savable, Iterator[T_co], Generic[T_co]):
             >>> iterator.verdict()
             'no element has been requested yet; ask again later'
         """
-        return self._parent_with("verdict").verdict(has_consumer=has_consumer)
+        return views.asked_verdict(self._parent_with("verdict"), has_consumer=has_consumer)
 
     def _parent_with(self, name: str) -> DatasetIterator[Any]:
         for parent in self.__dict__.get("_parents", ()):
@@ -776,9 +778,27 @@ class ThreadPrefetchDatasetIterator(PipelineDatasetIterator[T_co]):
     """
 
     def __init__(self, parent: Iterator[T_co], prefetch_buffer_size: int) -> None:
-        stage = ThreadPrefetchStage.around(parent, prefetch_buffer_size)
+        recorder = Recorder()
+        stage = ThreadPrefetchStage.around(parent, prefetch_buffer_size, recorder)
         name = f"ThreadPrefetchDatasetIterator(prefetch_buffer_size={prefetch_buffer_size})"
-        super().__init__(None, stage, name)
+        super().__init__(None, stage, name, recorder)
+        self._iterated = parent
+
+    def stats(self) -> dict[str, Any]:
+        """Returns where the time of `parent` has gone so far; see `DatasetIterator.stats`."""
+        return self._parent_with("stats").stats()
+
+    def verdict(self, *, has_consumer: bool = True) -> str:
+        """Returns one sentence on what holds `parent` back; see `DatasetIterator.verdict`.
+
+        Args:
+            has_consumer: See there.
+        """
+        return DatasetIterator.verdict(self, has_consumer=has_consumer)
+
+    def _parent_with(self, name: str) -> DatasetIterator[Any]:
+        parent = self._iterated
+        return parent if isinstance(parent, DatasetIterator) else super()._parent_with(name)
 
 
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grainmill import DataLoaderIterator, DatasetIterator, MapDataset
+from grainmill._dataset.views.statistics import asked_verdict
 from grainmill._tools.bench_plot import svg
 from grainmill._tools.console import (
     CommandError,
@@ -214,7 +215,7 @@ def _verdict(iterator: Any) -> str | None:
     if not isinstance(iterator, DatasetIterator | DataLoaderIterator):
         return None
     try:
-        return iterator.verdict(has_consumer=False)
+        return asked_verdict(iterator, has_consumer=False)
     except NotImplementedError:
         return None
 

@@ -6,15 +6,15 @@ from grainmill._lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from grainmill._dataset.views.observers import observe
-    from grainmill._dataset.views.statistics import stats_of, verdict_of
+    from grainmill._dataset.views.statistics import asked_verdict, stats_of, verdict_of
 else:
     # Imported when they are used, as few programs look at statistics.
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "grainmill._dataset.views.observers": ["observe"],
-            "grainmill._dataset.views.statistics": ["stats_of", "verdict_of"],
+            "grainmill._dataset.views.statistics": ["asked_verdict", "stats_of", "verdict_of"],
         },
     )
 
-__all__ = ["observe", "stats_of", "verdict_of"]
+__all__ = ["asked_verdict", "observe", "stats_of", "verdict_of"]
