@@ -12,10 +12,10 @@ from under_test import INLINE, IS_GRAIN, grain
 pytestmark = pytest.mark.skipif(IS_GRAIN, reason="compares the two")
 
 
-def endless(g, draw):
+def endless(g, draw, first):
     datasets = [
         part.shuffle(seed=draw.randrange(9)) if draw.random() < 0.5 else part
-        for part in (g.MapDataset.range(5), g.MapDataset.range(100, 107))
+        for part in (first(g.MapDataset.range(5)), first(g.MapDataset.range(100, 107)))
     ]
     if draw.random() < 0.3:
         weights = [draw.randint(1, 4), draw.randint(1, 4)]
@@ -39,15 +39,15 @@ STAGES = [
 ]
 
 
-def pipeline(g, seed):
+def pipeline(g, seed, first=lambda dataset: dataset, stages=STAGES):
     """A slice of an endless dataset, with stages before and after it, repeated."""
     draw = random.Random(seed)
-    dataset = endless(g, draw)
+    dataset = endless(g, draw, first)
     for _ in range(draw.randrange(3)):
         dataset = draw.choice(STAGES[1:4])(dataset, draw)
     dataset = sliced(dataset, draw)
     for _ in range(draw.randrange(4)):
-        dataset = draw.choice(STAGES)(dataset, draw)
+        dataset = draw.choice(stages)(dataset, draw)
     return dataset.repeat(3)
 
 
@@ -58,12 +58,40 @@ def element(dataset, index):
         return "a random number of an index beyond 64 bits"
 
 
-@pytest.mark.parametrize("seed", range(effort.cases(60, 3000)))
-def test_epochs_of_slices_of_endless_datasets_are_those_of_grain(seed):
-    theirs, ours = pipeline(real, seed), pipeline(grain, seed)
+def check_equal(ours, theirs):
     assert len(ours) == len(theirs)
     indices = [*range(min(40, len(ours))), len(ours) - 1] if len(ours) else []
     assert [element(ours, at) for at in indices] == [element(theirs, at) for at in indices]
+
+
+@pytest.mark.parametrize("seed", range(effort.cases(60, 3000)))
+def test_epochs_of_slices_of_endless_datasets_are_those_of_grain(seed):
+    check_equal(pipeline(grain, seed), pipeline(real, seed))
+
+
+def flat_mapped(g):
+    class Halves(g.experimental.FlatMapTransform):
+        max_fan_out = 3
+
+        def flat_map(self, x):
+            return [x, x + 0.5][: 1 + x % 2]
+
+    return lambda dataset: g.experimental.FlatMapMapDataset(dataset, Halves())
+
+
+@pytest.mark.parametrize("seed", range(effort.cases(30, 1000)))
+def test_epochs_of_slices_of_endless_flat_maps_are_those_of_grain(seed):
+    stages = [*STAGES[:4], *STAGES[5:]]  # no batches of these
+    ours, theirs = (pipeline(g, seed, flat_mapped(g), stages) for g in (grain, real))
+    check_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("seed", range(effort.cases(30, 1000)))
+def test_epochs_of_slices_of_endless_caches_are_those_without(seed, tmp_path):
+    def cached(dataset):
+        return dataset.cache(tmp_path if seed % 2 else None)
+
+    check_equal(pipeline(grain, seed, cached), pipeline(grain, seed))
 
 
 @pytest.mark.parametrize("g", [real, grain])

@@ -75,7 +75,7 @@ class CacheSource(ElementSource["Indices"]):
         """See `ElementSource.request`; the indices in the first epoch."""
         if not self._length:
             raise IndexError("`cache` of an empty dataset has no elements")
-        return index % self._length
+        return (index % self._length).astype(np.int64, copy=False)  # it may be beyond 64 bits
 
     def started(self, request: Indices) -> _CacheReads:
         """See `ElementSource.started`; starts the reads of stored and of missing elements."""

@@ -126,7 +126,8 @@ class FlatMapSource(GatheringSource[Indices]):
         The places are, for each output, whether its input differs from that of the output before,
         and its number among the outputs of its input.
         """
-        parents, numbers = np.divmod(request, self._fan_out)
+        # Not `divmod`, which has no numbers beyond 64 bits.
+        parents, numbers = request // self._fan_out, request % self._fan_out
         is_new = np.ones(len(parents), bool)
         np.not_equal(parents[1:], parents[:-1], out=is_new[1:])
         inputs = PendingElements(self._parent, parents[is_new])
