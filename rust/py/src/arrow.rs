@@ -107,6 +107,41 @@ impl Nulls<'_> {
 
 type Cells<'py> = Vec<Bound<'py, PyAny>>;
 
+/// A column of some rows.
+pub(crate) enum Gathered {
+    /// In one array.
+    Joined(ArrayRef),
+    /// Strings or bytes, which are copied from the arrays that they are in.
+    Views(Parts),
+}
+
+impl Gathered {
+    pub(crate) fn of(parts: Parts) -> grainmill_core::Result<Self> {
+        let are_all = |kind| parts.arrays.iter().all(|array| *array.data_type() == kind);
+        if are_all(DataType::Utf8View) || are_all(DataType::BinaryView) {
+            return Ok(Self::Views(parts));
+        }
+        parts.joined().map(Self::Joined)
+    }
+
+    /// The values as objects.
+    pub(crate) fn cells<'py>(&self, py: Python<'py>, nulls: Nulls<'_>) -> PyResult<Cells<'py>> {
+        let parts = match self {
+            Self::Joined(array) => return cells(py, array, nulls),
+            Self::Views(parts) => parts,
+        };
+        let is_text = parts.arrays.iter().any(|array| *array.data_type() == DataType::Utf8View);
+        let places = parts.places.iter().copied();
+        Ok(if is_text {
+            let arrays: Vec<_> = parts.arrays.iter().map(AsArray::as_string_view).collect();
+            views(py, &arrays, places, PyString::new)
+        } else {
+            let arrays: Vec<_> = parts.arrays.iter().map(AsArray::as_binary_view).collect();
+            views(py, &arrays, places, PyBytes::new)
+        })
+    }
+}
+
 /// The values of `array` as objects.
 pub(crate) fn cells<'py>(
     py: Python<'py>,
@@ -125,8 +160,8 @@ pub(crate) fn cells<'py>(
         Null => Ok(vec![none(py); array.len()]),
         Utf8 => Ok(strings(py, array.as_string::<i32>().iter())),
         LargeUtf8 => Ok(strings(py, array.as_string::<i64>().iter())),
-        Utf8View => Ok(views(py, array.as_string_view(), PyString::new)),
-        BinaryView => Ok(views(py, array.as_binary_view(), PyBytes::new)),
+        Utf8View => Ok(views(py, &[array.as_string_view()], rows_of(array), PyString::new)),
+        BinaryView => Ok(views(py, &[array.as_binary_view()], rows_of(array), PyBytes::new)),
         Binary => Ok(binaries(py, array.as_binary::<i32>().iter())),
         LargeBinary => Ok(binaries(py, array.as_binary::<i64>().iter())),
         FixedSizeBinary(_) => Ok(binaries(py, array.as_fixed_size_binary().iter())),
@@ -341,23 +376,34 @@ fn binaries<'a, 'py>(
     values.map(cell).collect()
 }
 
-/// As [`strings`] and [`binaries`], with one object for a long value of a dictionary, which may be that of
-/// many rows.
+/// As [`strings`] and [`binaries`], for the values at `places` of `arrays`, with one object for a long value
+/// of a dictionary, which may be that of many rows.
 fn views<'py, T: ByteViewType, P>(
     py: Python<'py>,
-    array: &GenericByteViewArray<T>,
+    arrays: &[&GenericByteViewArray<T>],
+    places: impl Iterator<Item = (usize, usize)>,
     object: impl Fn(Python<'py>, &T::Native) -> Bound<'py, P>,
 ) -> Cells<'py> {
-    let mut long: HashMap<u128, Bound<'py, PyAny>> = HashMap::new();
-    let cell = |(value, &view): (Option<&T::Native>, &u128)| {
-        let Some(value) = value else { return none(py) };
+    let mut long: HashMap<(usize, u128), Bound<'py, PyAny>> = HashMap::new();
+    let cell = |(number, row): (usize, usize)| {
+        let array = arrays[number];
+        if array.is_null(row) {
+            return none(py);
+        }
+        let value = array.value(row);
         let bytes: &[u8] = value.as_ref();
         if bytes.len() < MIN_SHARED_BYTES {
             return object(py, value).into_any();
         }
-        long.entry(view).or_insert_with(|| object(py, value).into_any()).clone()
+        let key = (number, array.views()[row]);
+        long.entry(key).or_insert_with(|| object(py, value).into_any()).clone()
     };
-    array.iter().zip(&**array.views()).map(cell).collect()
+    places.map(cell).collect()
+}
+
+/// All rows of the only array.
+fn rows_of(array: &ArrayRef) -> impl Iterator<Item = (usize, usize)> + use<> {
+    (0..array.len()).map(|row| (0, row))
 }
 
 /// Lists as arrays: of numbers, or of objects where the values are none or have nulls.

@@ -9,13 +9,13 @@ use grainmill_core::process::PerProcess;
 use grainmill_core::url::shown;
 use grainmill_parquet::arrow_array::ArrayRef;
 use grainmill_parquet::arrow_schema::TimeUnit;
-use grainmill_parquet::{Ahead, Choice, ParquetFiles, Parts};
+use grainmill_parquet::{Ahead, Choice, ParquetFiles};
 use numpy::PyReadonlyArray1;
 use pyo3::exceptions::PyNotImplementedError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
-use crate::arrow::{NullTree, Nulls, batch_column, cells, may_misfit, misfit};
+use crate::arrow::{Gathered, NullTree, Nulls, batch_column, may_misfit, misfit};
 use crate::error::Raised;
 use crate::records::{PyReadQueue, positions, read_byte_len};
 use crate::storage::storage_of;
@@ -333,13 +333,14 @@ impl PyParquetFiles {
         py: Python<'_>,
         positions: &[u64],
         number: usize,
-        array: &ArrayRef,
+        column: &Gathered,
         error: PyErr,
     ) -> PyErr {
         let name = self.names[number].to_string();
         let mut checked = positions.iter().enumerate();
-        if let Err(found) =
-            checked.try_for_each(|(at, &position)| self.check_value(position, &name, array, at))
+        if let Gathered::Joined(array) = column
+            && let Err(found) =
+                checked.try_for_each(|(at, &position)| self.check_value(position, &name, array, at))
         {
             return PyErr::from(Raised::from(found));
         }
@@ -358,19 +359,19 @@ impl PyParquetFiles {
         nulls: Option<&[NullTree]>,
         queue: &ReadQueue,
     ) -> PyResult<Bound<'py, PyList>> {
-        let arrays = wait_for(py, || {
+        let columns = wait_for(py, || {
             let rows = self.files.read(positions, queue)?;
-            rows.columns.iter().map(Parts::joined).collect::<Result<Vec<_>, _>>()
+            rows.columns.into_iter().map(Gathered::of).collect::<Result<Vec<_>, _>>()
         })?;
-        let columns = arrays
+        let columns = columns
             .iter()
             .enumerate()
-            .map(|(number, array)| {
+            .map(|(number, column)| {
                 let tree = nulls.and_then(|nulls| nulls.get(number));
                 let nulls = tree.map_or(Nulls::None, |tree| Nulls::AsPandas(tree, false));
-                let cells = cells(py, array, nulls);
+                let cells = column.cells(py, nulls);
                 Ok(cells
-                    .map_err(|error| self.not_converted(py, positions, number, array, error))?
+                    .map_err(|error| self.not_converted(py, positions, number, column, error))?
                     .into_iter())
             })
             .collect::<PyResult<Vec<_>>>();
