@@ -576,6 +576,13 @@ slow("map that waits of interleaved parts: 0 threads", FUNCTION, "`dear_wait @")
         cycle_length=2,
     ).batch(2)
 )
+slow("map of interleaved parts, pack: 0 threads", FUNCTION, "`dear @")(
+    lambda: packed(
+        grain.experimental.InterleaveIterDataset(
+            [MapDataset.range(LENGTH).map(dear).to_iter_dataset(CALLER)] * 4, cycle_length=2
+        ).map(tokens)
+    )
+)
 slow("map of zipped data sets: 16 threads", FUNCTION, "`dear @")(
     lambda: (
         grain.experimental.ZipMapDataset([numbers().map(dear), numbers().map(cheap)])

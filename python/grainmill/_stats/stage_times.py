@@ -172,6 +172,8 @@ def lazy_times(stages: Sequence[StageReport], stage: StageReport) -> complex:
     """
     if not stage.node.is_elementwise and not stage.meter.passes_lazy:
         return 0j
+    if stage.node.opens is not None:  # it opens these, and reads from them, only then
+        return sum((thread_times(stages, number) for number in stage.inputs), 0j)
     own = complex(stage.meter.total_s, stage.meter.cpu_s) if stage.node.is_elementwise else 0j
     return own + sum((lazy_times(stages, stages[number]) for number in stage.inputs), 0j)
 
