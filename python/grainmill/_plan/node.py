@@ -83,6 +83,7 @@ class Node:
         grows_by: The field of which a higher value only adds elements after the last one, if any.
         users_dataset: The user's own dataset that it runs; `None` if it is a stage of the package.
         opens: The sequence of datasets that it opens while it runs; `None` if it opens none.
+        opened_plan: The last node of the first of these, if known without computing it.
         added_at: The file and line of the user's code that added it, for messages only; empty
             if the package added it, `None` if unknown.
     """
@@ -109,6 +110,7 @@ class Node:
     grows_by: ClassVar[str | None] = None
     users_dataset: ClassVar[Any] = None
     opens: ClassVar[Any] = None
+    opened_plan: ClassVar[Any] = None
 
     @classmethod
     def after(cls, parent: Node, *fields: Any, **named: Any) -> Self:
@@ -134,11 +136,6 @@ class Node:
     @property
     def own_seed(self) -> int | None:
         """The seed it sets for random stages downstream, if any."""
-        return None
-
-    @property
-    def opened_plan(self) -> Node | None:
-        """The last node of the first dataset that it opens, if known without computing it."""
         return None
 
     def described(self, max_listed: int) -> dict[str, Any]:
