@@ -1,12 +1,12 @@
 """Prefetching: how much, by how many threads, and in which order elements are delivered."""
 
 import random
-import sys
 import threading
 import time
 
 import effort
 import numpy as np
+import opcodes
 import pytest
 from stage_harness import count_at_rest
 from under_test import INLINE
@@ -102,7 +102,6 @@ def shut_down_at(place):
                 pool.shutdown()  # as a garbage collection may, there
         return trace
 
-    sys._getframe().f_trace_opcodes = True  # CPython 3.12 asks for it before the first trace
     threading.settrace(trace)
     try:
         for task in tasks:
@@ -118,6 +117,7 @@ def shut_down_at(place):
     return left <= 0
 
 
+@opcodes.traced
 def test_a_pool_that_is_shut_down_anywhere_while_a_thread_takes_a_task_ends_it(monkeypatch):
     failures = []
     monkeypatch.setattr(threading, "excepthook", failures.append)

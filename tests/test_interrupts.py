@@ -16,6 +16,7 @@ from pathlib import Path
 
 import effort
 import numpy as np
+import opcodes
 import pipelines
 import pytest
 from pipelines import add_one, build, encode
@@ -412,7 +413,6 @@ def interrupted_at(call, place):
         return trace
 
     before = sys.gettrace()
-    sys._getframe().f_trace_opcodes = True  # CPython 3.12 asks for it before the first trace
     sys.settrace(trace)
     try:
         call()
@@ -423,6 +423,7 @@ def interrupted_at(call, place):
     return False
 
 
+@opcodes.traced
 def test_the_clock_of_a_thread_leaves_no_file_open_wherever_a_signal_comes():
     before = open_statistics()
     place = 1
