@@ -20,7 +20,7 @@ class MultiprocessingOptions:
     """How worker processes of `mp_prefetch` prefetch elements.
 
     Parts of a mixture or a zip whose options and `worker_init_fn` are the same, except for
-    `per_worker_buffer_size`, share workers once 16 run, or as many as there are cores if these are
+    `per_worker_buffer_size`, share workers once 32 run, or as many as there are cores if these are
     more: limits are those of all parts that share them.
 
     Attributes:

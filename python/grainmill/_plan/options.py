@@ -46,7 +46,7 @@ class ReadOptions:
         num_workers: Number of processes that run user functions, in place of threads; 0 for none.
             Functions that hold the interpreter lock (GIL) run in parallel only in processes. Parts
             of a pipeline, as of a mixture, whose options differ in `prefetch_buffer_size` at most
-            share workers once 16 run, or as many as there are cores if these are more.
+            share workers once 32 run, or as many as there are cores if these are more.
         worker_init_fn: Called in each worker with its number and `num_workers`, before anything
             else; its exceptions are raised when the first element is requested. JAX uses the CPU in
             workers; to use other devices, set `os.environ["JAX_PLATFORMS"]` here, or for all

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from grainmill._workers.pool import Result
 
 
-MIN_PROCESSES = 16
+MIN_PROCESSES = 32
 """As many workers, or as there are cores if these are more, run before any are shared."""
 
 
