@@ -100,6 +100,7 @@ clippy: | $(VENV)/.test
 # Security advisories are left out: their database would have to be fetched for each run.
 deny: | $(VENV)/.test ## licences, versions and sources of the dependencies
 	$(CARGO) deny --locked --log-level error check --deny warnings licenses bans sources
+	$(CARGO) tree --locked --manifest-path rust/fuzz/Cargo.toml >/dev/null # its versions are written down
 
 rust-test: | $(VENV)/.test
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
