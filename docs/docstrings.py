@@ -49,19 +49,28 @@ def _add_methods(cls, pkg):
     """Adds to a class the public methods of its metaclass and of private bases of ours."""
     metaclass = cls.keywords.get("metaclass")
     owners = [(metaclass.canonical_path, "classmethod")] if hasattr(metaclass, "path") else []
-    owners += [
-        (base.canonical_path, "")
-        for base in cls.bases
-        if hasattr(base, "canonical_path") and base.canonical_path in _PRIVATE_BASES
-    ]
+    owners += [(path, "") for path in _private_bases(cls, pkg)]
     for path, label in owners:
         if not path.startswith(f"{pkg.path}."):
             continue
-        for name, method in pkg[path.removeprefix(f"{pkg.path}.")].members.items():
-            if method.is_function and not name.startswith("_") and name not in cls.members:
+        for name, method in _of(path, pkg).members.items():
+            is_method = method.is_function or "property" in method.labels
+            if is_method and not name.startswith("_") and name not in cls.members:
                 method = copy.copy(method)  # noqa: PLW2901
                 method.labels = {*method.labels, *filter(None, [label])}
                 cls.set_member(name, method)
 
 
-_PRIVATE_BASES = {"grainmill._dataset.views.reprs.Shown"}
+def _private_bases(cls, pkg):
+    for base in cls.bases:
+        path = getattr(base, "canonical_path", None)
+        if path in _PRIVATE_BASES:
+            yield path
+            yield from _private_bases(_of(path, pkg), pkg)
+
+
+def _of(path, pkg):
+    return pkg[path.removeprefix(f"{pkg.path}.")]
+
+
+_PRIVATE_BASES = {"grainmill._dataset.dataset.Dataset", "grainmill._dataset.views.reprs.Shown"}

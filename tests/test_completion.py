@@ -77,7 +77,7 @@ def test_the_reference_has_what_classes_have_from_elsewhere():
     )
     for kind, names in FACTORIES.items():
         members = package[kind.__name__].members
-        assert {*names, "describe", "batch"} <= set(members)
+        assert {*names, "describe", "batch", "parents", "pipe"} <= set(members)
         assert all(members[name].docstring.value for name in names)
     assert package["__version__"].docstring is None
 

@@ -117,7 +117,7 @@ def test_shuffled_rows_have_as_many_requests_in_flight_as_records(server, tmp_pa
 def test_rows_of_far_files_are_those_of_near_ones(server, small_pages, tmp_path, order):
     (tmp_path / "near.parquet").write_bytes(server.objects["/x.parquet"].data)
     near = grain.MapDataset.source(ParquetDataSource(tmp_path / "near.parquet")).shuffle(seed=3)
-    started_anew(server)
+    started_anew(server, keeps=9)
     far = grain.MapDataset.source(ParquetDataSource(small_pages)).shuffle(seed=3)
     for ours, theirs in zip(
         take(sequence(far, 50, order), 30), take(sequence(near, 50, order), 30), strict=True
@@ -137,7 +137,7 @@ def test_rows_in_order_have_the_next_pages_in_flight(server, tmp_path, close, ha
     options = {"row_group_size": 500, "write_batch_size": 8, "write_page_index": has_index}
     server.put("/x.parquet", encoded(table, tmp_path, **options))
     source = ParquetDataSource(f"{server.url}/x.parquet", **close)
-    started_anew(server)
+    started_anew(server, keeps=8)
     options = grain.ReadOptions(prefetch_buffer_size=32)
     rows_read = take(grain.MapDataset.source(source).to_iter_dataset(options), 1500)
     assert server.max_active >= 8
@@ -509,7 +509,7 @@ def test_sequential_dataset_reads_ahead_of_itself(server, table, tmp_path):
     options = {"row_group_size": 100, "write_page_index": True}
     server.put("/x.parquet", encoded(table, tmp_path, **options))
     (tmp_path / "near.parquet").write_bytes(server.objects["/x.parquet"].data)
-    started_anew(server)
+    started_anew(server, keeps=4)
     far = iter(ParquetIterDataset(f"{server.url}/x.parquet"))
     near = iter(ParquetIterDataset(str(tmp_path / "near.parquet")))
     for number, row in enumerate(near):
