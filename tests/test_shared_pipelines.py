@@ -14,11 +14,17 @@ import time
 import numpy as np
 import pytest
 from effort import SEED, cases
+from shared_parts import (
+    few_processes,  # noqa: F401 - which all tests here use
+    large,
+    raised,
+    small,
+    sometimes_slow,
+)
 from worker_harness import SOON_S, all_of, gone, run_script, workers, zygotes
 
 import grainmill as grain
 from grainmill import experimental
-from grainmill._evaluate.prefetch import worker_tasks
 from grainmill._iterators.workers import worker_shards
 from grainmill._stats.stalls import Stall
 from grainmill._workers.failures import WorkerError
@@ -44,13 +50,6 @@ def parts(function, count, length=40, *, init=None, **options):
         .mp_prefetch(options, worker_init_fn=init)
         for part in range(count)
     ]
-
-
-@pytest.fixture(autouse=True)
-def few_processes(monkeypatch):
-    """Parts share workers from the second one on."""
-    monkeypatch.setattr(worker_tasks, "MIN_PROCESSES", 0)
-    monkeypatch.setattr(worker_tasks, "num_cores", lambda: 1)
 
 
 def with_pid(x):
@@ -126,20 +125,6 @@ def test_what_is_called_first_is_called_once_in_each_worker(tmp_path):
 
 
 # --- random pipelines ----------------------------------------------------------------------------
-
-
-def large(x):
-    return np.full(5000, x)
-
-
-def small(x):
-    return {"x": x, "y": [x, x]}
-
-
-def sometimes_slow(x):
-    if x % 17 == 3:
-        time.sleep(0.003)
-    return np.int64(x)
 
 
 def first_of(x):
@@ -265,16 +250,6 @@ def test_elements_and_states_are_those_of_parts_with_their_own(seed):
 
 
 # --- failures ------------------------------------------------------------------------------------
-
-
-def raised(iterator, kind=WorkerError):
-    """The elements before the next error, and that."""
-    found = []
-    try:
-        found.extend(iterator)
-    except kind as failure:
-        return found, failure
-    return found, None
 
 
 def of_own_workers(function, count, length=40, **options):

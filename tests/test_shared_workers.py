@@ -13,6 +13,13 @@ import time
 import numpy as np
 import pytest
 from effort import SEED, cases
+from shared_parts import (
+    few_processes,  # noqa: F401 - which all tests here use
+    large,
+    raised,
+    small,
+    sometimes_slow,
+)
 from worker_harness import SOON_S, all_of, gone, workers, zygotes
 
 import grainmill as grain
@@ -38,13 +45,6 @@ def parts(function, count, length=40, **options):
         .to_iter_dataset(options)
         for part in range(count)
     ]
-
-
-@pytest.fixture(autouse=True)
-def few_processes(monkeypatch):
-    """Parts share workers from the second one on."""
-    monkeypatch.setattr(worker_tasks, "MIN_PROCESSES", 0)
-    monkeypatch.setattr(worker_tasks, "num_cores", lambda: 1)
 
 
 def with_pid(x):
@@ -116,20 +116,6 @@ def test_workers_are_shared_by_parts_of_one_thread_only():
 # --- random pipelines ----------------------------------------------------------------------------
 
 
-def large(x):
-    return np.full(5000, x)
-
-
-def small(x):
-    return {"x": x, "y": [x, x]}
-
-
-def sometimes_slow(x):
-    if x % 17 == 3:
-        time.sleep(0.003)
-    return np.int64(x)
-
-
 def random_part(rng, number, options):
     length = rng.choice([1, 7, 60])
     ds = grain.MapDataset.range(1000 * number, 1000 * number + length)
@@ -163,43 +149,29 @@ def random_pipeline(seed, *, in_workers):
     return grain.IterDataset.mix(joined, weights)
 
 
-def text(element):
-    return repr(element)
-
-
 @pytest.mark.parametrize("seed", range(SEED, SEED + cases(12, 400)))
 def test_elements_and_states_are_those_without_workers(seed):
     rng = random.Random(seed)
     with iter(random_pipeline(seed, in_workers=False)) as oracle:
         expected, states = [], [oracle.get_state()]
         for element in itertools.islice(oracle, 150):
-            expected.append(text(element))
+            expected.append(repr(element))
             states.append(oracle.get_state())
     with iter(random_pipeline(seed, in_workers=True)) as iterator:
         at = 0
         for _ in range(6):
             until = rng.randint(at, len(expected))
-            assert [text(x) for x in itertools.islice(iterator, until - at)] == expected[at:until]
+            assert [repr(x) for x in itertools.islice(iterator, until - at)] == expected[at:until]
             assert iterator.get_state() == states[until]
             if rng.random() < 0.3:
                 iterator.start_prefetch()
             at = rng.randint(0, len(expected))
             iterator.set_state(states[at])
-        rest = [text(x) for x in itertools.islice(iterator, len(expected) - at)]
+        rest = [repr(x) for x in itertools.islice(iterator, len(expected) - at)]
         assert rest == expected[at:]
 
 
 # --- death ---------------------------------------------------------------------------------------
-
-
-def raised(iterator):
-    """The elements before the next error, and that."""
-    found = []
-    try:
-        found.extend(iterator)
-    except WorkerError as failure:
-        return found, failure
-    return found, None
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + cases(8, 200)))
