@@ -188,14 +188,14 @@ class DearBatches(grain.IterDataset):
         self.kind = kind
 
     def __iter__(self):
-        return BatchesIterator(self._parent.__iter__(), self.kind, self.ms)
+        return CostlyIterator(self._parent.__iter__(), self.kind, self.ms)
 
 
 class CheapBatches(DearBatches):
     ms = 0.2
 
 
-class BatchesIterator(grain.DatasetIterator):
+class CostlyIterator(grain.DatasetIterator):
     def __init__(self, parent, kind, ms):
         super().__init__(parent)
         self.kind, self.ms = kind, ms

@@ -19,6 +19,7 @@ from verdict_pipelines import (
     ONE,
     SECONDS,
     WORKERS,
+    CostlyIterator,
     Slow,
     Source,
     busy_processes,
@@ -154,26 +155,11 @@ class CheapOwn(grain.IterDataset):
         self.kind, self.ms = kind, ms
 
     def __iter__(self):
-        return OwnIterator(self._parent.__iter__(), self.kind, self.ms)
+        return CostlyIterator(self._parent.__iter__(), self.kind, self.ms)
 
 
 class DearOwn(CheapOwn):
     pass
-
-
-class OwnIterator(grain.DatasetIterator):
-    def __init__(self, parent, kind, ms):
-        super().__init__(parent)
-        self.kind, self.ms = kind, ms
-
-    def __next__(self):
-        return costs(self.kind, self.ms, next(self._parent))
-
-    def get_state(self):
-        return self._parent.get_state()
-
-    def set_state(self, state):
-        self._parent.set_state(state)
 
 
 def own(ds, kind, ms, *, is_dear):
