@@ -31,7 +31,9 @@ class Dataset(Shown):
     _MUTATES_ELEMENT_SPEC = True
 
     def __init__(self, parents: Any = ()) -> None:
-        self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
+        if not isinstance(parents, tuple):
+            parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
+        self._parents = parents
 
     @property
     def parents(self) -> tuple[Any, ...]:

@@ -104,7 +104,8 @@ class Program:
         So where a user's `__getitems__` is called with one list for all elements that are requested
         at once, or slow functions of whole blocks.
         """
-        return self._reads_lists or any(loop.lists_help for loop in self.chain.block_loops)
+        loops = self.chain.block_loops
+        return self._reads_lists or (bool(loops) and any(loop.lists_help for loop in loops))
 
     @property
     def maps_one_by_one(self) -> bool:
@@ -237,7 +238,8 @@ class PendingElements:
         """See `PendingRequest.start`."""
         self._columns = self._program.columns(self.positions)
         self.requests = self._program.chain.requests(self._columns)
-        Gathered([*self.requests.values()]).start()
+        for request in self.requests.values():
+            request.start()
         return self
 
     def start_beyond(self) -> Any:
@@ -247,7 +249,8 @@ class PendingElements:
 
     def wait(self) -> None:
         """See `PendingRequest.wait`."""
-        Gathered([*(self.requests or {}).values()]).wait()
+        for request in (self.requests or {}).values():
+            request.wait()
 
     def batches(self, batch_size: int = 0) -> list[BatchBlock] | None:
         """The elements as batches of `batch_size`, or as one, if some are rows of columns.

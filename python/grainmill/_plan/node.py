@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, SupportsIndex, TypeAlias
 
 from grainmill._plan import transforms
@@ -126,12 +127,11 @@ class Node:
     def set_added_at(self, at: str | None) -> None:
         """Sets `added_at` unless it is known already."""
         if self.added_at is None:
-            self._set(added_at=at)
+            self.__dict__["added_at"] = at
 
     def _set(self, **fields: Any) -> None:
         """Replaces fields of this node itself, as checks of what was given do."""
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
+        self.__dict__.update(fields)
 
     @property
     def own_seed(self) -> int | None:
@@ -303,6 +303,8 @@ def random_access(node: Node) -> MapNode:
 
 def function_of(transform: Any, kind: type) -> Callable[..., Any]:
     """`transform` as a callable: its method if it is a transform object, else itself."""
+    if type(transform) is FunctionType:
+        return transform
     if isinstance(transform, kind):
         return getattr(transform, _METHODS[kind])  # type: ignore[no-any-return]
     if isinstance(transform, type):

@@ -425,7 +425,8 @@ class Batch(Batching, MapNode):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for node in self.parent.walk():
+        parent = random_access(self.parent)
+        for node in parent.walk():
             if node.drops_elements:
                 stage = "`MapDataset.filter`" if isinstance(node, Filter) else node.dataset_name
                 stage = stage if stage.startswith("`") else f"`{stage}`"
@@ -433,8 +434,7 @@ class Batch(Batching, MapNode):
                     f"`MapDataset.batch` can not follow {stage} because it may drop elements and "
                     "batches would have unequal sizes. Use `ds.to_iter_dataset().batch(...)`."
                 )
-        length = random_access(self.parent).length
-        batches = num_batches(length, self.batch_size, drop_remainder=self.drop_remainder)
+        batches = num_batches(parent.length, self.batch_size, drop_remainder=self.drop_remainder)
         self._set(length=batches)
 
     def inputs(self, index: int) -> list[tuple[int, int | range]]:

@@ -236,10 +236,10 @@ class Executor(Blocks):
         take turns: an element from another core's cache costs it 2 us more.
         """
         pool = self._pool
-        is_free = self._init is None and not self._pace.turns.are_taken
-        may = self._pace.element_s is not None and is_free
         packs = self.demand is not None and isinstance(pool, ThreadPool) and pool.active == 1
-        self._computes_here = may and packs and not self._program.waits_for_storage
+        is_free = packs and self._init is None and not self._pace.turns.are_taken
+        may = is_free and self._pace.element_s is not None
+        self._computes_here = may and not self._program.waits_for_storage
         if not self._ahead.tasks:
             if self._computes_here and isinstance(pool, ThreadPool):
                 pool.run_here(lambda: self._compute_in_caller(limit))
@@ -368,6 +368,8 @@ class Executor(Blocks):
         On slow storage more are read than may be in memory once they are computed. Until the size
         of an element is known, a thread gets one block.
         """
+        if self._num_submitted == len(self._ahead.tasks):
+            return
         size, is_first = self._element_bytes, self._pace.element_s is None
         affordable = self._budget.total / size if size else math.inf
         while self._num_submitted < len(self._ahead.tasks):
@@ -412,6 +414,8 @@ class Executor(Blocks):
             # A buffer full of the first, small blocks would cost more than larger ones do later.
             max_blocks = max(0, self._num_active + 1 - len(self._unfinished()))
         for number in itertools.count():
+            if self._ahead.tasks and self._ahead.until - self.position >= bound:
+                return  # before the length of a block is looked for that would not start
             is_enough = records >= max_records if is_slow else number >= max_blocks
             if self._ahead.tasks and (is_enough or not prefetches):
                 return
