@@ -76,11 +76,11 @@ class _Block:
         return not self.task.done.locked()
 
     def result(self) -> BlockResult:
-        """Its result, without the elements already delivered."""
-        failure = self.task.failure
+        """Its result, without the elements already delivered; once."""
+        result, failure = self.task.outcome()
         if failure is not None:
             return [], Evaluated([], failure)
-        batches, rest = self.task.result
+        batches, rest = result
         if self.num_taken:
             rest = Evaluated(rest.elements[self.num_taken :], rest.failure)
         return batches, rest
@@ -265,7 +265,8 @@ class Executor(Blocks):
             self._start_inits()
             for task in self._inits or ():
                 task.done.acquire()
-                failures += [task.failure] if task.failure is not None else []
+                _, failure = task.outcome()
+                failures += [] if failure is None else [failure]
         except BaseException:  # an interrupt can occur anywhere
             pool.shutdown()
             self._reset()

@@ -146,8 +146,8 @@ class Task:
                 self.failure = failure
             self.waited_s = time.perf_counter() - started_s
 
-    def run(self) -> None:
-        """Calls `call`, unless cancelled."""
+    def run(self) -> bool:
+        """Calls `call`, unless cancelled; returns whether nothing failed."""
         call = self.call
         if call is not None and self.failure is None:
             started_s, work_started_s = time.perf_counter(), work_clock_s()
@@ -159,7 +159,19 @@ class Task:
             self.cpu_s = time.thread_time() - cpu_started_s
             self.elapsed_s = work_clock_s() - work_started_s
             self.waited_s += max(0.0, time.perf_counter() - started_s - self.elapsed_s)
+        succeeded = self.failure is None
         self.done.release()
+        return succeeded
+
+    def outcome(self) -> tuple[Any, BaseException | None]:
+        """What `call` returned and what it raised, once; afterwards nothing here refers to them.
+
+        The thread may still be on its way out of `run`. The traceback of a failure refers to that
+        frame, and so to this task: together they would live until garbage collection.
+        """
+        outcome = self.result, self.failure
+        self.result = self.failure = None
+        return outcome
 
 
 class Totals(NamedTuple):
@@ -268,10 +280,10 @@ class ThreadPool:
         task = Task(call)
         _runs_tasks_of(self)
         self._owner.do(task)
-        if task.failure is not None:
-            raise task.failure
-        result: T = task.result
-        return result
+        result, failure = task.outcome()
+        if failure is not None:
+            raise failure
+        return result  # type: ignore[no-any-return]
 
     @property
     def num_queued(self) -> int:
@@ -458,10 +470,8 @@ class _Worker:
         """Starts the thread, which runs `init` first, if given, and ends if that fails."""
 
         def work() -> None:
-            if init is not None:
-                init.run()
-                if init.failure is not None:
-                    return
+            if init is not None and not init.run():
+                return
             self._work(pool)
 
         name = thread_name(self.number)
@@ -542,9 +552,11 @@ class _SharedCalls:
                     self._done.release()
 
     def results(self) -> list[Any]:
-        """Makes calls, waits for the other threads, and returns all results."""
+        """Makes calls, waits for the other threads, and returns all results, once."""
         self.work()
         self._done.acquire()
-        if self._failures:
-            raise self._failures[min(self._failures)]
-        return self._results
+        failures, results = self._failures, self._results
+        self._failures, self._results = {}, []  # see `Task.outcome`
+        if failures:
+            raise failures[min(failures)]
+        return results
