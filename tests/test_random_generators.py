@@ -60,9 +60,13 @@ class Function:
     def __init__(self, seed):
         self.chosen = random.Random(seed)
         self.kept = []
-        self.number = 0
+        self.lock = threading.Lock()  # a busy machine may be given another thread
 
     def __call__(self, element, rng):
+        with self.lock:
+            return self.compare(element, rng)
+
+    def compare(self, element, rng):
         expected = generator(SEED_OF_MAPS, element)
         assert plain(rng.bit_generator.state) == plain(expected.bit_generator.state)
         for _ in range(self.chosen.randrange(4)):
