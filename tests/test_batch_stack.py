@@ -424,6 +424,25 @@ def test_scalars_to_rows_matches_numpy_or_declines(values):
         assert_same(rows, np.stack(values))
 
 
+class OwnFloat(np.float64):
+    pass
+
+
+NUMBER_TYPES = [np.bool_, *(np.dtype(char).type for char in "bBhHiIlLqQefdgFDG")]
+OTHER_TYPES = [np.str_, np.bytes_, lambda x: np.timedelta64(x, "s"), OwnFloat]
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.sampled_from([0, 0, 0, 1])), min_size=1),
+       st.tuples(*[st.sampled_from(NUMBER_TYPES + OTHER_TYPES)] * 2))  # fmt: skip
+def test_numpys_scalars_are_stacked_or_declined(drawn, kinds):
+    values = [kinds[which](number) for number, which in drawn]
+    rows = scalars_to_rows(values)
+    if len(set(map(type, values))) == 1 and type(values[0]) in NUMBER_TYPES:
+        assert_same(rows, np.stack(values))
+    else:
+        assert rows is None
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     elements=st.lists(st.integers(0, 9) | st.floats(0, 9), min_size=1, max_size=5),

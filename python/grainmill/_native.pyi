@@ -31,6 +31,7 @@ __all__ = [
     "RecordFiles",
     "RecordOutput",
     "RecordStream",
+    "Records",
     "RemoteSlots",
     "Resolver",
     "RowPacker",
@@ -149,6 +150,11 @@ class TFRecordStream:
     def seek(self, offset: int) -> None: ...
 
 def masked_crc32c(data: bytes) -> int: ...
+
+@final
+class Records:
+    def __len__(self) -> int: ...
+    def __getitem__(self, key: int, /) -> bytes: ...
 
 @final
 class RecordFiles:
@@ -468,7 +474,7 @@ class ExampleParser:
     def parse(self, records: list[Any]) -> list[dict[str, Any]]: ...
     def fill(
         self,
-        records: list[Any],
+        records: Sequence[bytes],
         columns: Sequence[tuple[str, NDArray[Any] | list[Any]]],
         at: int,
     ) -> bool: ...
@@ -482,9 +488,10 @@ def fill_columns(
     files: RecordFiles,
     indices: NDArray[np.int64],
     part_len: int,
-    make: Callable[[list[Any]], tuple[list[Any], BaseException | None] | None],
+    make: Callable[[Any], tuple[list[Any], BaseException | None] | None],
     rows: Rows,
     at: int,
+    as_they_are: bool,
 ) -> tuple[int, Any]: ...
 def scalars_to_rows(elements: list[Any]) -> NDArray[Any] | None: ...
 

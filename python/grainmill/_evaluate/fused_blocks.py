@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 # Writes the results for a list of elements to the columns of a batch, pairs of a key and an array
 # or list, from a row on; returns whether they fit. Results that are arrays have one column, whose
-# key is `None`.
-RowWriter: TypeAlias = "Callable[[list[Any], Sequence[tuple[Any, Any]], int], bool]"
+# key is `None`. Its class may say by `_takes_records` that the list may be a `Records`.
+RowWriter: TypeAlias = "Callable[[Sequence[Any], Sequence[tuple[Any, Any]], int], bool]"
 
 
 class _Part(NamedTuple):
@@ -108,7 +108,13 @@ class BlockFused(Fused):
         """Whether the last step can write its results to the rows of a batch."""
         return self._row_writer is not None
 
-    def fill_rows(self, elements: list[Any], targets: Rows, at: int) -> bool:
+    @property
+    def takes_records(self) -> bool:
+        """Whether `fill_rows` takes a `Records`, of which no `bytes` are made."""
+        writer = getattr(self._row_writer, "__self__", None)
+        return len(self._parts) == 1 and getattr(writer, "_takes_records", False)
+
+    def fill_rows(self, elements: Sequence[Any], targets: Rows, at: int) -> bool:
         """Writes the results for `elements` to `targets` from row `at` on.
 
         Returns whether it did: not where an element fails, is left out or does not fit, which
@@ -138,7 +144,7 @@ class BlockFused(Fused):
     def _write(
         self,
         write: RowWriter,
-        elements: list[Any],
+        elements: Any,
         columns: Sequence[tuple[Any, Any]],
         at: int,
         times: StepTimes | None,
@@ -148,7 +154,7 @@ class BlockFused(Fused):
             if result.failure is not None:
                 return False
             elements = result.elements
-        if any(map(is_, elements, repeat(None))):
+        if type(elements) is list and any(map(is_, elements, repeat(None))):
             return False
         started = both_clocks()
         try:

@@ -340,10 +340,12 @@ class IncrementalRun:
             compute = self._compute_function(at, stop)
         _, index, datasets = self._columns[number]
         index = source.request(index, datasets)[first : stop - self._start]
+        as_they_are = False
         if isinstance(whole.fused, BlockFused) and whole.fused.fills_rows:
             rows = range(first, first + len(index))
             compute = self._row_function(compute, whole.fused, targets, rows, part_len)
-        filled, rest = fill(index, part_len, compute, targets, first)
+            as_they_are = whole.fused.takes_records
+        filled, rest = fill(index, part_len, compute, targets, first, as_they_are)
         if rest is not None and rest.failure is not None:
             self._program.annotate(rest.failure, at + filled + len(rest.elements))
         return filled, rest
@@ -359,7 +361,7 @@ class IncrementalRun:
         """`compute`, or `None` where the last step has written its results to `targets`.
 
         Args:
-            compute: Computes elements from lists of their records.
+            compute: Computes elements from their records.
             fused: The steps; the last can write rows.
             targets: Where elements go.
             rows: Their rows.

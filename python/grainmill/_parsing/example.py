@@ -146,8 +146,10 @@ class ParseExample(OfEngine, Map):
             spec[name] = value_spec(what, feature.dtype, (-1, *shape), feature.optional)
         return spec
 
+    _takes_records = True
+
     def _fill_rows(
-        self, elements: list[bytes], columns: Sequence[tuple[Any, Any]], at: int
+        self, elements: Sequence[bytes], columns: Sequence[tuple[Any, Any]], at: int
     ) -> bool:
         """Writes the features to the rows of a batch; see `RowWriter`."""
         targets = dict(columns)

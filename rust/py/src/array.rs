@@ -11,10 +11,11 @@ use grainmill_core::batch::Slot;
 use grainmill_core::bytes::{Bytes, Destination};
 use grainmill_core::platform;
 use grainmill_core::write_prefetcher;
-use numpy::npyffi::{self, NpyTypes, PY_ARRAY_API, npy_intp};
+use numpy::npyffi::{self, NPY_TYPES, NpyTypes, PY_ARRAY_API, npy_intp};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 use pyo3::{Borrowed, ffi};
 
 /// A writable buffer of an arena; it returns to the arena when the last array or buffer over it is
@@ -220,6 +221,38 @@ pub(crate) fn scalar_of<'py>(
     };
     // SAFETY: a new reference, or null with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(dtype.py(), scalar) }
+}
+
+/// The array of NumPy's scalars of numbers, if all are of the exact type of the first.
+pub(crate) fn stacked_scalars<'py>(scalars: &Bound<'py, PyList>) -> Option<Bound<'py, PyAny>> {
+    let py = scalars.py();
+    let scalars = scalars.to_tuple();
+    let kind = scalars.get_borrowed_item(0).ok()?.get_type();
+    // SAFETY: NumPy's own type object; the API table loads or panics on first use.
+    let generic = unsafe { npyffi::get_type_object(py, NpyTypes::PyGenericArrType_Type) };
+    // SAFETY: two type objects.
+    if unsafe { ffi::PyType_IsSubtype(kind.as_type_ptr(), generic) } == 0 {
+        return None;
+    }
+    // SAFETY: the type of a scalar of NumPy.
+    let dtype = unsafe { PY_ARRAY_API.PyArray_DescrFromTypeObject(py, kind.as_ptr()) };
+    // SAFETY: a new reference, or null with an exception set.
+    let dtype = unsafe { Bound::from_owned_ptr_or_err(py, dtype.cast()) }.ok()?;
+    let dtype = dtype.cast_into::<PyArrayDescr>().ok()?;
+    let is_own = dtype.num() < NPY_TYPES::NPY_USERDEF as c_int; // others have scalars of any layout
+    if !is_own || !b"biufc".contains(&dtype.kind()) || !dtype.typeobj().is(&kind) {
+        return None;
+    }
+    let array = new_array(&[scalars.len()], &dtype).ok()?;
+    for (at, scalar) in scalars.iter_borrowed().enumerate() {
+        if !scalar.get_type().is(&kind) {
+            return None;
+        }
+        let row = start_of(&array).wrapping_add(at * dtype.itemsize()).cast::<c_void>();
+        // SAFETY: a scalar of this dtype, and a row of the new array, which nobody else knows.
+        unsafe { PY_ARRAY_API.PyArray_ScalarAsCtype(py, scalar.as_ptr(), row) };
+    }
+    Some(array.into_any())
 }
 
 /// `object` as an array, if it is one and of no derived class.

@@ -7,7 +7,7 @@ use numpy::{Element, PyArray1, PyArrayDescr, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList};
 
-use crate::array::{PySlot, RowBytes, RowMatch, array_byte_len, array_in_slot};
+use crate::array::{PySlot, RowBytes, RowMatch, array_byte_len, array_in_slot, stacked_scalars};
 use crate::error::Raised;
 
 /// Copies of at least this many bytes release the GIL.
@@ -139,8 +139,9 @@ fn copy_bytes(
     num_rows
 }
 
-/// An array of Python numbers of one exact type, as NumPy would stack them: `int` becomes int64,
-/// `float` float64 and `bool` bool. None for any other list, and for integers beyond 64 bits.
+/// An array of numbers of one exact type, as NumPy would stack them: `int` becomes int64, `float`
+/// float64, `bool` bool, and scalars of NumPy keep their dtype. None for any other list, and for
+/// integers beyond 64 bits.
 #[pyfunction]
 pub(crate) fn scalars_to_rows<'py>(elements: &Bound<'py, PyList>) -> Option<Bound<'py, PyAny>> {
     let first = elements.get_item(0).ok()?;
@@ -151,7 +152,7 @@ pub(crate) fn scalars_to_rows<'py>(elements: &Bound<'py, PyList>) -> Option<Boun
     } else if first.is_exact_instance_of::<PyBool>() {
         stacked::<bool, PyBool>(elements)
     } else {
-        None
+        stacked_scalars(elements)
     }
 }
 

@@ -14,6 +14,7 @@ use crate::rows::PyRows;
 /// into a list of elements, and copies these to `rows` from row `at` on.
 ///
 /// `make` returns `(elements, failure)`, or None if it has written the elements to their rows itself.
+/// With `as_they_are`, it takes a `Records` in place of a list of `bytes`, unless one cannot be read.
 ///
 /// Returns the number of elements copied, and the result of `make` for the records after them if
 /// its elements have another structure or are fewer than the records. If a record could not be read,
@@ -22,21 +23,22 @@ use crate::rows::PyRows;
 /// Nothing else may read or write the rows meanwhile.
 #[pyfunction]
 fn fill_columns<'py>(
-    py: Python<'py>,
     files: &PyRecordFiles,
     indices: PyReadonlyArray1<'py, i64>,
     part_len: usize,
     make: Bound<'py, PyAny>,
     rows: &PyRows,
     at: usize,
+    as_they_are: bool,
 ) -> PyResult<(usize, Option<Bound<'py, PyAny>>)> {
+    let py = make.py();
     rows.prefetch_for_write(py, at, part_len)?;
     let mut filled = 0;
     for chunk in positions(&indices)?.chunks(part_len.max(1)) {
         if files.are_slow() {
             return Ok((filled, None));
         }
-        let (records, read_error) = read_chunk(py, files, chunk)?;
+        let (records, read_error) = read_chunk(py, files, chunk, as_they_are)?;
         let mut outcome = call(&make, (records,))?;
         if outcome.is_none() && read_error.is_none() {
             filled += chunk.len();
@@ -62,23 +64,30 @@ fn read_chunk<'py>(
     py: Python<'py>,
     files: &PyRecordFiles,
     positions: &[u64],
-) -> PyResult<(Bound<'py, PyList>, Option<PyErr>)> {
-    let error = match files.read_at(py, positions) {
+    as_they_are: bool,
+) -> PyResult<(Bound<'py, PyAny>, Option<PyErr>)> {
+    let read = if as_they_are {
+        let records = files.read_as_they_are(py, positions);
+        records.and_then(|records| Ok(Bound::new(py, records)?.into_any()))
+    } else {
+        files.read_at(py, positions).map(Bound::into_any)
+    };
+    let error = match read {
         Ok(records) => return Ok((records, None)),
         Err(error) => error,
     };
     let records = PyList::empty(py);
     if positions.len() == 1 {
-        return Ok((records, Some(error)));
+        return Ok((records.into_any(), Some(error)));
     }
     // Reading one by one finds the record that failed.
     for &position in positions {
         match files.read_at(py, &[position]) {
             Ok(record) => records.append(record.get_item(0)?)?,
-            Err(error) => return Ok((records, Some(error))),
+            Err(error) => return Ok((records.into_any(), Some(error))),
         }
     }
-    Ok((records, None))
+    Ok((records.into_any(), None))
 }
 
 fn unpacked<'py>(outcome: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyList>, Bound<'py, PyAny>)> {

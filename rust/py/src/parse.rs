@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 
 use crate::array::{RowBytes, array_of, same_dtype, scalar_of};
+use crate::records::PyRecords;
 
 /// Records of fewer bytes together are parsed without releasing the GIL.
 const MIN_DETACHED_BYTES: usize = 64 << 10;
@@ -376,12 +377,18 @@ impl PyExampleParser {
     fn fill<'py>(
         &self,
         py: Python<'py>,
-        records: &Bound<'py, PyList>,
+        records: &Bound<'py, PyAny>,
         columns: Vec<(String, Bound<'py, PyAny>)>,
         at: usize,
     ) -> PyResult<bool> {
-        let owned = owned_records(records)?;
-        let records: Vec<&[u8]> = owned.iter().map(pyo3::types::PyBytesMethods::as_bytes).collect();
+        let (owned, as_they_are);
+        let records: Vec<&[u8]> = if let Ok(list) = records.cast::<PyList>() {
+            owned = owned_records(list)?;
+            owned.iter().map(pyo3::types::PyBytesMethods::as_bytes).collect()
+        } else {
+            as_they_are = records.cast::<PyRecords>()?.get();
+            as_they_are.slices()
+        };
         if !self.steps.is_empty() || columns.len() != self.features.len() {
             return Ok(false);
         }

@@ -21,7 +21,7 @@ use grainmill_core::records::{
 use grainmill_core::url::shown;
 use grainmill_core::{Error, Result};
 use numpy::PyReadonlyArray1;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -107,6 +107,33 @@ impl PyReadQueue {
     #[getter]
     fn max_in_flight(&self) -> usize {
         self.0.max_in_flight()
+    }
+}
+
+/// Records that were read and of which no `bytes` were made: functions of the engine take them as they
+/// are, others as a sequence.
+#[pyclass(frozen, name = "Records", module = "grainmill._native")]
+pub(crate) struct PyRecords(Records);
+
+#[pymethods]
+impl PyRecords {
+    fn __len__(&self) -> usize {
+        self.0.iter().len()
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, index: isize) -> PyResult<Bound<'py, PyBytes>> {
+        let count = self.0.iter().len();
+        let at = if index < 0 { index.saturating_add_unsigned(count) } else { index };
+        let record = usize::try_from(at).ok().and_then(|at| self.0.iter().nth(at));
+        let missing = || PyIndexError::new_err(format!("record {index} of {count}"));
+        Ok(PyBytes::new(py, record.ok_or_else(missing)?))
+    }
+}
+
+impl PyRecords {
+    /// Each record.
+    pub(crate) fn slices(&self) -> Vec<&[u8]> {
+        self.0.iter().collect()
     }
 }
 
@@ -235,7 +262,8 @@ impl PyRecordFiles {
 
     /// Reads the record at `index`.
     fn read_one<'py>(&self, py: Python<'py>, index: i64) -> PyResult<Bound<'py, PyBytes>> {
-        let (records, mut preallocated) = self.read_preallocated(py, &[position(index)?])?;
+        let (records, mut preallocated) =
+            self.read_preallocated(py, &[position(index)?], Plan::predicted_lens)?;
         object(py, records.iter_unslotted().next().flatten(), preallocated.pop().flatten())
     }
 
@@ -292,8 +320,20 @@ impl PyRecordFiles {
         py: Python<'py>,
         positions: &[u64],
     ) -> PyResult<Bound<'py, PyList>> {
-        let (records, preallocated) = self.read_preallocated(py, positions)?;
+        let (records, preallocated) =
+            self.read_preallocated(py, positions, Plan::predicted_lens)?;
         list(py, &records, preallocated)
+    }
+
+    /// The records at `positions`, in that order, for functions of the engine.
+    pub(crate) fn read_as_they_are(
+        &self,
+        py: Python<'_>,
+        positions: &[u64],
+    ) -> PyResult<PyRecords> {
+        let (records, _) =
+            self.read_preallocated(py, positions, |_| vec![None; positions.len()])?;
+        Ok(PyRecords(records))
     }
 
     /// Whether recent reads had to wait for storage.
@@ -301,13 +341,18 @@ impl PyRecordFiles {
         self.0.is_slow()
     }
 
-    /// Reads the records at `positions`, into preallocated `bytes` where their length is known.
+    /// Reads the records at `positions`, into preallocated `bytes` where `lens_of` knows their length.
     fn read_preallocated(
         &self,
         py: Python<'_>,
         positions: &[u64],
+        lens_of: impl Fn(&Plan) -> Vec<Option<usize>> + Send + Sync,
     ) -> PyResult<(Records, Preallocated)> {
-        let (plan, lens) = wait_for(py, || open::plan(&self.0, positions).map(with_lens))?;
+        let (plan, lens) = wait_for(py, || {
+            let plan = open::plan(&self.0, positions)?;
+            let lens = lens_of(&plan);
+            Ok((plan, lens))
+        })?;
         let (preallocated, slots) = slots(py, lens)?;
         let begin = || pipeline::begin(plan, slots, ReadQueue::of_program());
         let pending = match wait_for(py, begin)? {
@@ -535,6 +580,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     read_byte_len("GRAINMILL_MAX_RECORD_BYTES", record_limit::set_max_record_bytes)?;
     read_byte_len("GRAINMILL_INDEX_BYTES", index_cache::set_budget)?;
     module.add_class::<PyRecordFiles>()?;
+    module.add_class::<PyRecords>()?;
     module.add_class::<PyPendingRead>()?;
     module.add_class::<PyReadQueue>()?;
     module.add_function(wrap_pyfunction!(keep_large_blocks, module)?)?;

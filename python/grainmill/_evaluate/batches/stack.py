@@ -560,10 +560,8 @@ def _stacked(values: list[Any], path: str) -> tuple[Any, bool]:
     if rows is not None:
         return rows, True
     kind = type(values[0])
-    uniform = set(map(type, values)) == {kind} and kind is not np.timedelta64  # units may differ
-    if uniform and (kind is str or kind is bytes or issubclass(kind, np.number | np.bool_)):
-        if issubclass(kind, str | bytes):
-            _check_ends(values, path)
+    if kind in {str, bytes} and set(map(type, values)) == {kind}:
+        _check_ends(values, path)
         return np.array(values), True
     if is_receivers_container(kind):
         raise ValueError(
