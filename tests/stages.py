@@ -172,7 +172,7 @@ STAGES = {
     "multithread_prefetch_in_mp_prefetch": [
         ["range", 9],
         ["to_iter"],
-        ["multithread_prefetch", 2, 1],
+        ["multithread_prefetch", 3, 1],
         ["mp_prefetch", 2, 1],
     ],
     "mp_prefetch_interleave": [

@@ -29,10 +29,7 @@ ONLY_OURS = {
 }
 ALL_PROCESSES = [name for name in STAGES if "mp_prefetch" in name]
 IN_THIS_PROCESS = [name for name in STAGES if name not in {*ALL_PROCESSES, *ONLY_OURS}]
-# In Grain, `mp_prefetch` deals out the threads of a `multithread_prefetch` upstream of it, not the
-# elements, so that fewer threads than workers are an error.
-OTHER_FORM = {"multithread_prefetch_in_mp_prefetch"}
-PROCESSES = [name for name in ALL_PROCESSES if name not in OTHER_FORM]
+PROCESSES = [name for name in ALL_PROCESSES if name not in ONLY_OURS]
 HANDLERS = {real: real.checkpoint.CheckpointHandler, grain: grain.checkpoint.CheckpointHandler}
 
 

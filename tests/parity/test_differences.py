@@ -406,6 +406,13 @@ def more_threads_than_datasets():
     assert sorted(elements(grain, ops)) == [0, 1, 10, 11, 12, 13]
 
 
+def more_workers_than_threads():
+    ops = [["range", 7], ["to_iter", INLINE], ["multithread_prefetch", 2, 1]]
+    ops.append(["multithread_prefetch", 3, 1])  # divides them as `mp_prefetch` does
+    assert error_of(lambda: elements(real, ops)) is not None
+    assert elements(grain, ops) == list(range(7))
+
+
 SERVED = """
 import importlib, os, sys
 import prometheus_client
@@ -490,6 +497,7 @@ CHECKS = {
         "ranges_beyond_the_file": ranges_beyond_the_file,
         "workers_without_flags": workers_without_flags,
         "more_threads_than_datasets": more_threads_than_datasets,
+        "more_workers_than_threads": more_workers_than_threads,
         "metrics_address": metrics_address,
     }.items()
 }

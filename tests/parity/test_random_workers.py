@@ -48,6 +48,8 @@ def shared_pipeline(seed):
     maker.ops.append(["multithread_prefetch", num_threads, rng.choice([0, 1, 2])])
     if rng.random() < 0.4:
         maker.ops.append(["map_with_index", "pair"])
+    elif "rand" not in shown and rng.random() < 0.5:  # these divide the threads, not the elements
+        maker.ops.append(["multithread_prefetch", rng.randint(1, num_threads), rng.choice([0, 1])])
     # Like its interleave, Grain's ring of workers keeps and changes the state it is given.
     maker.restores = False
     maker.compared = without_ended

@@ -51,7 +51,8 @@ def multithread_prefetch(
 
     Each thread runs all stages upstream on its share of the elements, so stages of an `IterDataset`
     (batches, filters, packing, limits) apply to each thread's share, and both the elements and a
-    saved state depend on the number of threads.
+    saved state depend on the number of threads. Workers of an `mp_prefetch` that follows divide the
+    threads among them; if there are more workers than threads, each has all of these for its share.
 
     Args:
         ds: The dataset.

@@ -15,6 +15,7 @@ from grainmill._iterators.workers.shares import WorkersNode
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.arguments import checked_callable, checked_integer
 from grainmill._plan.options import WORKER_INIT
+from grainmill._plan.slicing import sliced
 from grainmill._workers.limits import workers_are_processes
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from grainmill._iterators.base.stage import Stage
     from grainmill._iterators.workers.remote import RemoteWorkers
     from grainmill._plan.multiprocessing_options import MultiprocessingOptions
-    from grainmill._plan.node import Node
+    from grainmill._plan.node import Node, Share
 
 
 @lazy_dataclass
@@ -91,11 +92,17 @@ class MultiprocessPrefetch(WorkersNode):
 
 @lazy_dataclass
 class MultithreadPrefetch(WorkersNode):
-    """Elements prefetched by threads, each with its share of the plan upstream."""
+    """Elements prefetched by threads, each with its share of the plan upstream.
+
+    Attributes:
+        shares: The numbers of the threads that run; all if `None`. Workers of `mp_prefetch` divide
+            them as they do the datasets of an interleave.
+    """
 
     num_threads: int
     buffer_size: int
     sequential_slice: bool
+    shares: range | None = None
     dataset_name: ClassVar[str] = "MultithreadPrefetchIterDataset"
     saves: ClassVar[str] = "whose turn it is, and the state of each thread"
 
@@ -109,9 +116,24 @@ class MultithreadPrefetch(WorkersNode):
         return cls((parent,), num_threads, buffer_size, sequential_slice)
 
     @property
+    def _threads(self) -> range:
+        return range(self.num_threads) if self.shares is None else self.shares
+
+    @property
     def num_workers(self) -> int:
         """Number of workers that share the elements."""
-        return self.num_threads
+        return len(self._threads)
+
+    def shard(self, number: int) -> Node:
+        """See `WorkersNode.shard`."""
+        thread = self._threads[number]
+        return sliced(self.parent, thread, self.num_threads, sequential=self.sequential_slice)
+
+    def share(self, share: Share) -> Node:
+        """See `Node.share`; more workers than threads divide the elements among them instead."""
+        if share.count > len(self._threads):
+            return super().share(share)
+        return dataclasses.replace(self, shares=self._threads[share.worker :: share.count])
 
     def _arguments(self) -> str:
         return f"(num_threads={self.num_threads}, buffer_size={self.buffer_size})"
