@@ -6,7 +6,7 @@ use arrow_array::{Array, ArrayRef, OffsetSizeTrait, downcast_primitive};
 use arrow_schema::DataType;
 use grainmill_core::bytes::{Bytes, Destination};
 
-use crate::files::Parts;
+use crate::parts::Parts;
 
 /// The rows of a column, all of one shape and without nulls.
 #[derive(Debug)]

@@ -17,11 +17,10 @@ use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 
 use crate::cache::Estimate;
 use crate::fetch::{Fetched, MAX_JOINED, OpenFile, joined};
-use crate::files::Choice;
 use crate::footer::{self, Footer};
 use crate::layout::{self, Layout, MAX_SLOW_WHOLE, Place};
 use crate::room::{Held, MAX_TAKEN, Room};
-use crate::schema::{self, Column, corrupt};
+use crate::schema::{self, Choice, Column, corrupt};
 
 /// The end of a file that is read to get its footer, which is often shorter.
 const TAIL: u64 = 64 << 10;

@@ -5,11 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef};
 use arrow_schema::{DataType, TimeUnit};
-use parquet::schema::types::ColumnDescriptor;
 
 use crate::dense::{list_row, list_values, value_bytes};
-use crate::pages::{PLAIN, is_of_dictionary, values_of};
-use crate::thrift::{PageHeader, PageKind};
+use crate::thrift::{PLAIN, PageHeader, PageKind, is_of_dictionary};
 
 /// A day and the nanoseconds in it.
 const VALUE_LEN: usize = 12;
@@ -17,22 +15,17 @@ const VALUE_LEN: usize = 12;
 const NEAR_DAYS: std::ops::Range<i32> = 2_440_588 - 106_750..2_440_588 + 106_750;
 const NANOS_OF_DAY: u64 = 86_400_000_000_000;
 
-/// Sets `may_be_far` if a decompressed page may have a time that some unit cannot hold.
-pub(crate) fn look_for_far(
-    header: &PageHeader,
-    contents: &[u8],
-    column: &ColumnDescriptor,
-    may_be_far: &AtomicBool,
-) {
+/// Sets `may_be_far` if a decompressed page with these `values`, if it is known where they are, may have a
+/// time that some unit cannot hold.
+pub(crate) fn look_for_far(header: &PageHeader, values: Option<&[u8]>, may_be_far: &AtomicBool) {
     let is_near = |value: &[u8; VALUE_LEN]| {
         let ([nanos @ .., _, _, _, _], [.., a, b, c, d]) = (value, value);
         let nanos = nanos.first_chunk().map_or(u64::MAX, |nanos| u64::from_le_bytes(*nanos));
         NEAR_DAYS.contains(&i32::from_le_bytes([*a, *b, *c, *d])) && nanos < NANOS_OF_DAY
     };
     let values = match (header.kind, header.encoding()) {
-        (PageKind::Dictionary, _) => Some(contents),
+        (PageKind::Dictionary, _) | (_, Ok(PLAIN)) => values,
         (_, Ok(encoding)) if is_of_dictionary(encoding) => Some(&[][..]),
-        (_, Ok(PLAIN)) => values_of(header, contents, column),
         _ => None,
     };
     if values.is_none_or(|values| !values.as_chunks().0.iter().all(is_near)) {

@@ -1,9 +1,9 @@
 //! Rows of Parquet files by position.
 //!
-//! [`ParquetFiles`] is many files as one sequence of rows. A read finds the pages that hold the rows
-//! (`layout`), fetches those that are not decoded yet (`fetch`), decodes them with the `parquet`
-//! crate (`decode`), keeps the arrays within a limit (`cache`) and gathers the rows in the order
-//! requested. Where storage is slow, rows can be decoded before they are asked for (`ahead`), and
+//! [`ParquetFiles`] is many files (`file_table`) as one sequence of rows. A read (`read`) finds the pages
+//! that hold the rows (`layout`), fetches those that are not decoded yet (`fetch`), decodes them with the
+//! `parquet` crate (`decode`), keeps the arrays within a limit (`cache`) and gathers the rows in the order
+//! requested (`parts`). Where storage is slow, rows can be decoded before they are asked for (`ahead`), and
 //! `room` limits what is read to find pages. The crate decodes values only: `pages` reads page headers
 //! (`thrift`), decompresses pages (`decompress`) and checks what they claim (`delta`), and `footer` gives
 //! it what it needs of a footer.
@@ -16,11 +16,14 @@ mod delta;
 pub mod dense;
 mod fetch;
 mod file;
+mod file_table;
 mod files;
 mod footer;
 mod int96;
 mod layout;
 mod pages;
+mod parts;
+mod read;
 mod room;
 mod schema;
 mod thrift;
@@ -29,4 +32,7 @@ pub use ahead::Ahead;
 pub use arrow_array;
 pub use arrow_buffer;
 pub use arrow_schema;
-pub use files::{Choice, ParquetFiles, Parts, Rows};
+pub use files::ParquetFiles;
+pub use parts::Parts;
+pub use read::Rows;
+pub use schema::Choice;

@@ -17,7 +17,7 @@ use crate::delta;
 use crate::fetch::Fetched;
 use crate::int96;
 use crate::layout::{Headers, Layout, Place, header_at};
-use crate::thrift::{PageHeader, PageKind, Problem};
+use crate::thrift::{PLAIN, PageHeader, PageKind, Problem};
 
 /// What is found in pages while the crate decodes them.
 #[derive(Debug, Default)]
@@ -132,10 +132,10 @@ impl Pages {
         let contents = self.contents(&header, &stored);
         let contents = contents.map_err(|problem| self.place().corrupt_page(at, &problem))?;
         let column = self.place().column;
-        if column.column_type() == Type::INT96 {
-            int96::look_for_far(&header, &contents, column.column_descr(), &self.noted.may_be_far);
-        }
         let values = values_of(&header, &contents, column.column_descr());
+        if column.column_type() == Type::INT96 {
+            int96::look_for_far(&header, values, &self.noted.may_be_far);
+        }
         let has_values = values.is_none_or(|values| !values.is_empty());
         if has_values && let Ok(encoding) = header.encoding() {
             let len = delta::decoded_len(encoding, values.unwrap_or_default(), header.num_values);
@@ -180,16 +180,8 @@ impl Pages {
     }
 }
 
-/// The encoding of values one after another.
-pub(crate) const PLAIN: u32 = 0;
-
-/// Whether values are numbers of those in a dictionary.
-pub(crate) fn is_of_dictionary(encoding: u32) -> bool {
-    matches!(encoding, 2 | 8)
-}
-
 /// The bytes of a decompressed page after its levels; None if it is not known where these end.
-pub(crate) fn values_of<'a>(
+fn values_of<'a>(
     header: &PageHeader,
     contents: &'a [u8],
     column: &ColumnDescriptor,

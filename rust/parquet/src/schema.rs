@@ -22,7 +22,23 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use parquet::schema::types::SchemaDescriptor;
 
-use crate::files::Choice;
+/// What is read of files, and how.
+#[derive(Debug, Clone)]
+pub struct Choice {
+    /// The names of the columns to read; all if there are none. A dotted name selects a field.
+    pub columns: Option<Vec<String>>,
+    /// What times of the type INT96 count; without, what the writer states, or nanoseconds.
+    pub int96_unit: Option<TimeUnit>,
+    /// Pages of up to this length may be compressed as much as they like; longer ones must be
+    /// compressed as data are.
+    pub max_page_bytes: u64,
+}
+
+impl Default for Choice {
+    fn default() -> Self {
+        Self { columns: None, int96_unit: None, max_page_bytes: 16 << 20 }
+    }
+}
 
 /// A column of the schema's top level, or the selected fields of it.
 #[derive(Debug)]

@@ -189,6 +189,14 @@ pub(crate) enum PageKind {
     Other,
 }
 
+/// The encoding of values one after another.
+pub(crate) const PLAIN: u32 = 0;
+
+/// Whether values are numbers of those in a dictionary.
+pub(crate) fn is_of_dictionary(encoding: u32) -> bool {
+    matches!(encoding, 2 | 8)
+}
+
 /// What the header of a page says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageHeader {

@@ -1,0 +1,166 @@
+//! The files that a source reads, each opened on first use, on any thread.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use arrow_schema::FieldRef;
+use grainmill_core::pipeline::pool;
+use grainmill_core::records::storage::Storage;
+use grainmill_core::records::storage_latency::StorageLatency;
+use grainmill_core::{Error, Result, interrupt};
+
+use crate::file::ParquetFile;
+use crate::schema::Choice;
+
+/// How many files are opened at a time where storage is slow.
+const MAX_OPENING: usize = 128;
+
+/// Files with the same columns.
+#[derive(Debug)]
+pub(crate) struct FileTable {
+    storage: Arc<dyn Storage>,
+    choice: Choice,
+    latency: Arc<StorageLatency>,
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    path: PathBuf,
+    num_rows: Option<u64>,
+    file: OnceLock<ParquetFile>,
+}
+
+impl FileTable {
+    /// The `files`, each a path and its number of rows if known; none is open.
+    pub(crate) fn new(
+        storage: &Arc<dyn Storage>,
+        files: Vec<(PathBuf, Option<u64>)>,
+        choice: Choice,
+    ) -> Self {
+        let entry = |(path, num_rows)| Entry { path, num_rows, file: OnceLock::new() };
+        let entries = files.into_iter().map(entry).collect();
+        Self { storage: Arc::clone(storage), choice, latency: Arc::default(), entries }
+    }
+
+    /// How many files there are.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn path(&self, number: usize) -> &Path {
+        &self.entries[number].path
+    }
+
+    /// The reads so far, and how long they take.
+    pub(crate) fn latency(&self) -> &Arc<StorageLatency> {
+        &self.latency
+    }
+
+    /// The files that must be opened to know their number of rows.
+    pub(crate) fn uncounted(&self) -> Vec<usize> {
+        (0..self.len()).filter(|&at| self.entries[at].num_rows.is_none()).collect()
+    }
+
+    /// The number of rows of a file, 0 if it is not known.
+    pub(crate) fn num_rows(&self, number: usize) -> u64 {
+        let Entry { num_rows, file, .. } = &self.entries[number];
+        file.get().map(ParquetFile::num_rows).or(*num_rows).unwrap_or(0)
+    }
+
+    pub(crate) fn is_open(&self, number: usize) -> bool {
+        self.entries[number].file.get().is_some()
+    }
+
+    /// The first file that is open.
+    pub(crate) fn first_opened(&self) -> Option<&ParquetFile> {
+        self.entries.iter().find_map(|entry| entry.file.get())
+    }
+
+    /// File number `number`, opened if it is not open.
+    pub(crate) fn file(&self, number: usize) -> Result<&ParquetFile> {
+        let entry = &self.entries[number];
+        if let Some(file) = entry.file.get() {
+            return Ok(file);
+        }
+        let file = ParquetFile::open(&*self.storage, &entry.path, &self.choice, &self.latency)?;
+        if let Some(expected) = entry.num_rows
+            && expected != file.num_rows()
+        {
+            return Err(Error::Changed { path: file.path().to_owned() });
+        }
+        if number > 0 {
+            check_same_columns(self.file(0)?, &file)?;
+        }
+        Ok(entry.file.get_or_init(|| file))
+    }
+
+    /// Opens the files of these numbers, in order, many at a time where that helps. Of several errors, that
+    /// of the first file is returned.
+    pub(crate) fn open_all(self: &Arc<Self>, numbers: Vec<usize>) -> Result<()> {
+        // The first two show how fast the storage is.
+        let mut rest = numbers.into_iter();
+        for number in rest.by_ref().take(2) {
+            self.file(number)?;
+        }
+        let rest: Vec<usize> = rest.collect();
+        let num_threads = if self.latency.is_slow() { MAX_OPENING } else { pool::max_busy() };
+        if rest.len() < 8 || num_threads < 2 {
+            return rest.iter().try_for_each(|&number| self.file(number).map(drop));
+        }
+        let num_jobs = num_threads.min(rest.len());
+        let (sender, receiver) = mpsc::channel();
+        // Empty once a file could not be opened: those before it are being opened then.
+        let rest = Arc::new(Mutex::new(rest.into_iter()));
+        pool::submit(num_jobs, || {
+            let (rest, sender, table) = (Arc::clone(&rest), sender.clone(), Arc::clone(self));
+            Box::new(move || {
+                let lock = || rest.lock().unwrap_or_else(PoisonError::into_inner);
+                loop {
+                    let Some(number) = lock().next() else { break };
+                    if let Err(error) = table.file(number) {
+                        *lock() = Vec::new().into_iter();
+                        drop(sender.send((number, error)));
+                        break;
+                    }
+                }
+            })
+        });
+        drop(sender);
+        let mut first: Option<(usize, Error)> = None;
+        loop {
+            let next = interrupt::wait(|interval| match receiver.recv_timeout(interval) {
+                Err(RecvTimeoutError::Timeout) => None,
+                next => Some(next),
+            });
+            match next? {
+                Err(_) => return first.map_or(Ok(()), |(_, error)| Err(error)),
+                Ok((number, _)) if first.as_ref().is_some_and(|&(earlier, _)| earlier < number) => {
+                }
+                Ok(failed) => first = Some(failed),
+            }
+        }
+    }
+}
+
+fn check_same_columns(first: &ParquetFile, file: &ParquetFile) -> Result<()> {
+    let same = |a: &FieldRef, b: &FieldRef| a.name() == b.name() && a.data_type() == b.data_type();
+    if first.columns().len() == file.columns().len()
+        && first.fields().zip(file.fields()).all(|(a, b)| same(a, b))
+    {
+        return Ok(());
+    }
+    let shown = |file: &ParquetFile| {
+        let column = |field: &FieldRef| format!("{}: {}", field.name(), field.data_type());
+        file.fields().map(column).collect::<Vec<_>>().join(", ")
+    };
+    Err(Error::InvalidArgument(format!(
+        "all files must have the same columns, but {} has ({}) and {} has ({}); select columns that \
+         they share with `columns`",
+        first.path(),
+        shown(first),
+        file.path(),
+        shown(file)
+    )))
+}
