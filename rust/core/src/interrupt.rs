@@ -8,7 +8,7 @@ use crate::lock::lock;
 use crate::{Error, Result};
 
 /// How often the caller is asked.
-const INTERVAL: Duration = Duration::from_millis(50);
+pub(crate) const INTERVAL: Duration = Duration::from_millis(50);
 /// For how long a thread sleeps whose caller is never asked.
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -73,6 +73,15 @@ pub fn wait<T>(mut wait_for: impl FnMut(Duration) -> Option<T>) -> Result<T> {
             }
         }
     }
+}
+
+/// Asks the caller, for a loop that takes long and does not wait.
+///
+/// # Errors
+/// [`Error::Interrupted`] if the caller ends it.
+pub fn check() -> Result<()> {
+    let mut has_asked = false;
+    wait(|_| std::mem::replace(&mut has_asked, true).then_some(()))
 }
 
 /// Waits on `condvar` while `condition` holds of what is behind `mutex`, which is free while the caller

@@ -1,20 +1,16 @@
 //! The files that a source reads, each opened on first use, on any thread.
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use arrow_schema::FieldRef;
-use grainmill_core::pipeline::pool;
+use grainmill_core::pipeline::open::for_each_parallel;
 use grainmill_core::records::storage::Storage;
 use grainmill_core::records::storage_latency::StorageLatency;
-use grainmill_core::{Error, Result, interrupt};
+use grainmill_core::{Error, Result};
 
 use crate::file::ParquetFile;
 use crate::schema::Choice;
-
-/// How many files are opened at a time where storage is slow.
-const MAX_OPENING: usize = 128;
 
 /// Files with the same columns.
 #[derive(Debug)]
@@ -96,51 +92,11 @@ impl FileTable {
         Ok(entry.file.get_or_init(|| file))
     }
 
-    /// Opens the files of these numbers, in order, many at a time where that helps. Of several errors, that
-    /// of the first file is returned.
+    /// Opens the files of these numbers, many at a time where that helps. Of several errors, that of the
+    /// first file is returned.
     pub(crate) fn open_all(self: &Arc<Self>, numbers: Vec<usize>) -> Result<()> {
-        // The first two show how fast the storage is.
-        let mut rest = numbers.into_iter();
-        for number in rest.by_ref().take(2) {
-            self.file(number)?;
-        }
-        let rest: Vec<usize> = rest.collect();
-        let num_threads = if self.latency.is_slow() { MAX_OPENING } else { pool::max_busy() };
-        if rest.len() < 8 || num_threads < 2 {
-            return rest.iter().try_for_each(|&number| self.file(number).map(drop));
-        }
-        let num_jobs = num_threads.min(rest.len());
-        let (sender, receiver) = mpsc::channel();
-        // Empty once a file could not be opened: those before it are being opened then.
-        let rest = Arc::new(Mutex::new(rest.into_iter()));
-        pool::submit(num_jobs, || {
-            let (rest, sender, table) = (Arc::clone(&rest), sender.clone(), Arc::clone(self));
-            Box::new(move || {
-                let lock = || rest.lock().unwrap_or_else(PoisonError::into_inner);
-                loop {
-                    let Some(number) = lock().next() else { break };
-                    if let Err(error) = table.file(number) {
-                        *lock() = Vec::new().into_iter();
-                        drop(sender.send((number, error)));
-                        break;
-                    }
-                }
-            })
-        });
-        drop(sender);
-        let mut first: Option<(usize, Error)> = None;
-        loop {
-            let next = interrupt::wait(|interval| match receiver.recv_timeout(interval) {
-                Err(RecvTimeoutError::Timeout) => None,
-                next => Some(next),
-            });
-            match next? {
-                Err(_) => return first.map_or(Ok(()), |(_, error)| Err(error)),
-                Ok((number, _)) if first.as_ref().is_some_and(|&(earlier, _)| earlier < number) => {
-                }
-                Ok(failed) => first = Some(failed),
-            }
-        }
+        let table = Arc::clone(self);
+        for_each_parallel(numbers, move |number| table.file(number).map(drop))
     }
 }
 

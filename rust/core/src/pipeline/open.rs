@@ -83,7 +83,10 @@ struct LoopState {
 /// Calls `work` for each item; returns the error of the first item that failed.
 ///
 /// The first item is processed alone, to measure how long one takes.
-fn for_each_parallel<W>(items: Vec<usize>, work: W) -> Result<()>
+///
+/// # Errors
+/// Those of `work`, and [`Error::Interrupted`] if the caller ends the loop.
+pub fn for_each_parallel<W>(items: Vec<usize>, work: W) -> Result<()>
 where
     W: Fn(usize) -> Result<()> + Send + Sync + 'static,
 {
@@ -95,9 +98,6 @@ where
     } else {
         MAX_THREADS_FAST.min(items.len() / MIN_ITEMS_PER_THREAD)
     };
-    if num_threads <= 1 {
-        return items[1..].iter().try_for_each(|&item| work(item));
-    }
     let shared = Arc::new(ParallelLoop {
         items,
         work,
@@ -105,18 +105,21 @@ where
         state: Mutex::default(),
         finished: Condvar::new(),
     });
-    pool::submit_opening(num_threads - 1, || {
-        let shared = Arc::clone(&shared);
-        Box::new(move || shared.run())
-    });
-    shared.run();
+    if num_threads > 1 {
+        pool::submit_opening(num_threads - 1, || {
+            let shared = Arc::clone(&shared);
+            Box::new(move || shared.run(Instant::now()))
+        });
+    }
+    shared.run(started);
     let mut state =
         interrupt::wait_while(&shared.state, &shared.finished, |state| state.num_running > 0)?;
     state.first_error.take().map_or(Ok(()), |(_, error)| Err(error))
 }
 
 impl<W: Fn(usize) -> Result<()>> ParallelLoop<W> {
-    fn run(&self) {
+    /// Processes items until none is left; the caller was last asked when it was `asked`.
+    fn run(&self, mut asked: Instant) {
         let mut failed = None;
         let mut state = lock(&self.state);
         state.num_running += 1;
@@ -124,7 +127,13 @@ impl<W: Fn(usize) -> Result<()>> ParallelLoop<W> {
         while let at = self.next.fetch_add(1, Ordering::Relaxed)
             && let Some(&item) = self.items.get(at)
         {
-            let result = catch_unwind(AssertUnwindSafe(|| (self.work)(item)));
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                if asked.elapsed() >= interrupt::INTERVAL {
+                    interrupt::check()?;
+                    asked = Instant::now();
+                }
+                (self.work)(item)
+            }));
             let result = result.unwrap_or_else(|_| {
                 Err(Error::Panicked("a thread that opens files panicked".to_owned()))
             });
@@ -152,6 +161,7 @@ impl<W: Fn(usize) -> Result<()>> ParallelLoop<W> {
 #[cfg(test)]
 mod tests {
     use std::sync::Barrier;
+    use std::sync::atomic::AtomicBool;
 
     use super::*;
 
@@ -209,6 +219,30 @@ mod tests {
             .unwrap();
             assert_eq!(sum.load(Ordering::Relaxed), count * (count + 1) / 2);
         }
+    }
+
+    #[test]
+    fn caller_ends_the_loop_though_it_takes_part_in_it() {
+        static IS_ENDED: AtomicBool = AtomicBool::new(false);
+        let caller = std::thread::current().id();
+        let work = move |item| {
+            if item == 0 {
+                std::thread::sleep(interrupt::INTERVAL);
+            } else if std::thread::current().id() == caller {
+                return Err(Error::OutOfRange("the caller was not asked".to_owned()));
+            }
+            while item > 0 && !IS_ENDED.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        };
+        let end = || {
+            IS_ENDED.store(true, Ordering::Relaxed);
+            true
+        };
+        let result = interrupt::interruptible(end, || for_each_parallel((0..1000).collect(), work));
+        IS_ENDED.store(true, Ordering::Relaxed);
+        assert!(matches!(result, Err(Error::Interrupted)), "{result:?}");
     }
 
     #[test]
