@@ -7,11 +7,12 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Instant;
 
 use arrow_array::ArrayRef;
 use bytes::Bytes;
+use grainmill_core::lock::lock;
 use grainmill_core::pipeline::{Job, ReadQueue};
 use grainmill_core::records::storage_latency;
 use grainmill_core::{Result, interrupt};
@@ -475,8 +476,4 @@ fn requests_of(units: &[Arc<AheadUnit>]) -> Vec<Request> {
         units: vec![unit],
     }));
     requests
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

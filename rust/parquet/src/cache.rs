@@ -6,9 +6,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
 use arrow_array::{Array, ArrayRef};
+use grainmill_core::lock::lock;
 use grainmill_core::process::PerProcess;
 use grainmill_core::{Result, interrupt};
 
@@ -105,7 +106,7 @@ impl Slot {
 
     /// Sets what came of it, unless there is an array: the array, or None if it could not be decoded.
     pub(crate) fn finish(&self, array: Option<ArrayRef>) {
-        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outcome = lock(&self.outcome);
         if !matches!(*outcome, Outcome::Decoded(_)) {
             let byte_len = array.as_ref().map_or(0, Array::get_array_memory_size);
             self.reserved.fetch_add(byte_len, Ordering::Relaxed);
@@ -229,7 +230,7 @@ impl Cache {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.get().lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

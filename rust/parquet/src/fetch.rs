@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use bytes::Bytes;
+use grainmill_core::lock::lock;
 use grainmill_core::pipeline::{Job, ReadQueue};
-use grainmill_core::records::storage::{ReadAt, Reader};
+use grainmill_core::records::storage::{FileHandle, Reader};
 use grainmill_core::records::storage_latency::StorageLatency;
 use grainmill_core::try_alloc::try_with_capacity;
 use grainmill_core::{Error, Result, interrupt};
@@ -23,7 +24,7 @@ const WINDOW: u64 = 8 << 10;
 /// A file that was opened for some reads.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenFile {
-    pub(crate) bytes: Arc<dyn ReadAt>,
+    pub(crate) handle: FileHandle,
     pub(crate) latency: Arc<StorageLatency>,
     pub(crate) byte_len: u64,
 }
@@ -31,12 +32,17 @@ pub(crate) struct OpenFile {
 impl OpenFile {
     /// The bytes in `range`, which must lie in the file.
     pub(crate) fn read(&self, range: Range<u64>) -> Result<Bytes> {
-        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        let mut out = try_with_capacity(len, || format!("{len} bytes of a Parquet file"))?;
-        out.resize(len, 0);
-        Reader::new(&*self.bytes, &self.latency).read_at(&mut out, range.start)?;
-        Ok(out.into())
+        read(self.handle.reader(&self.latency), range)
     }
+}
+
+/// The bytes in `range` of a file, which must lie in it.
+pub(crate) fn read(reader: Reader<'_>, range: Range<u64>) -> Result<Bytes> {
+    let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+    let mut out = try_with_capacity(len, || format!("{len} bytes of a Parquet file"))?;
+    out.resize(len, 0);
+    reader.read_at(&mut out, range.start)?;
+    Ok(out.into())
 }
 
 /// Parts of a file in memory; the rest is read when asked for.
@@ -157,21 +163,21 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Reads> {
-        self.reads.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.reads)
     }
 }
 
 impl Job for Shared {
     fn run_next(self: Arc<Self>) {
         let Some((number, next)) = self.lock().0.pop() else { return };
-        let result = catch_unwind(AssertUnwindSafe(|| read(next)));
+        let result = catch_unwind(AssertUnwindSafe(|| read_one(next)));
         let panicked = || Err(Error::Panicked("a read of a Parquet file panicked".to_owned()));
         self.lock().1.push((number, result.unwrap_or_else(|_| panicked())));
         self.done.notify_all();
     }
 }
 
-fn read((number, file, range): Read) -> Result<Done> {
+fn read_one((number, file, range): Read) -> Result<Done> {
     Ok((number, range.start, file.read(range)?))
 }
 
@@ -179,7 +185,7 @@ fn read((number, file, range): Read) -> Result<Done> {
 /// returned.
 fn all(reads: Vec<Read>, queue: &ReadQueue) -> Result<Vec<Done>> {
     if reads.len() < 2 || !reads.iter().any(|(_, file, _)| file.latency.is_slow()) {
-        return reads.into_iter().map(read).collect();
+        return reads.into_iter().map(read_one).collect();
     }
     let num_reads = reads.len();
     let reads: Vec<_> = reads.into_iter().enumerate().rev().collect();

@@ -1,22 +1,23 @@
 //! One Parquet file: its footer, its columns, and where their pages are.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use arrow_schema::FieldRef;
+use grainmill_core::Result;
 use grainmill_core::process::PerProcess;
-use grainmill_core::records::storage::{ReadAt, Storage, StoredFile};
+use grainmill_core::records::SingleFlight;
+use grainmill_core::records::storage::{FileHandle, Reader, Storage, StoredFile};
 use grainmill_core::records::storage_latency::StorageLatency;
-use grainmill_core::{Error, Result, interrupt};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 
 use crate::cache::Estimate;
-use crate::fetch::{Fetched, MAX_JOINED, OpenFile, joined};
+use crate::fetch::{Fetched, MAX_JOINED, OpenFile, joined, read};
 use crate::footer::{self, Footer};
 use crate::layout::{self, Layout, MAX_SLOW_WHOLE, Place};
 use crate::room::{Held, MAX_TAKEN, Room};
@@ -35,9 +36,6 @@ const MAX_INDEX_GAP: u64 = 256 << 10;
 
 type Layouts = HashMap<(usize, usize), Arc<Placed>>;
 
-/// Columns of a row group that are found together: the one of this number, or all with an offset index.
-type Target = (usize, Option<usize>);
-
 /// A file whose footer has been read.
 #[derive(Debug)]
 pub(crate) struct ParquetFile {
@@ -49,8 +47,8 @@ pub(crate) struct ParquetFile {
     /// The first row of each row group, and the number of rows.
     starts: Vec<u64>,
     layouts: PerProcess<Mutex<Layouts>>,
-    /// What threads are finding.
-    targets: PerProcess<(Mutex<HashSet<Target>>, Condvar)>,
+    /// The columns that threads are finding.
+    finding: SingleFlight,
     hint: OnceLock<f64>,
     max_page_bytes: u64,
 }
@@ -78,8 +76,7 @@ impl ParquetFile {
     ) -> Result<Self> {
         let (stored, bytes) = storage.open(path)?;
         let path = stored.path().display().to_string();
-        let file = OpenFile { bytes, latency: Arc::clone(latency), byte_len: stored.byte_len() };
-        let footer = footer(&file, &path)?;
+        let footer = footer(Reader::new(&*bytes, latency), stored.byte_len(), &path)?;
         let footer_hash = hash(&footer);
         let place = "footer";
         let Ok(Footer { parts, encrypted }) = footer::rewritten(&footer) else {
@@ -100,7 +97,7 @@ impl ParquetFile {
             latency.expect_slow();
         }
         let layouts = PerProcess::new(Default::default);
-        let targets = PerProcess::new(Default::default);
+        let finding = SingleFlight::new();
         let hint = OnceLock::new();
         let max_page_bytes = choice.max_page_bytes;
         Ok(Self {
@@ -111,7 +108,7 @@ impl ParquetFile {
             columns,
             starts,
             layouts,
-            targets,
+            finding,
             hint,
             max_page_bytes,
         })
@@ -175,25 +172,16 @@ impl ParquetFile {
 
     /// Opens the file for some reads, and checks that it has not changed.
     pub(crate) fn reopen(&self, latency: &Arc<StorageLatency>) -> Result<OpenFile> {
-        let reopened = self.stored.reopen(false)?;
-        let file = self.open_file(reopened.bytes, latency);
-        if let Some(id) = reopened.new_id {
-            if hash(&footer(&file, &self.path)?) != self.footer_hash {
-                return Err(Error::Changed { path: self.path.clone() });
-            }
-            self.stored.accept_id(id);
-        }
-        Ok(file)
-    }
-
-    fn open_file(&self, bytes: Arc<dyn ReadAt>, latency: &Arc<StorageLatency>) -> OpenFile {
-        OpenFile { bytes, latency: Arc::clone(latency), byte_len: self.stored.byte_len() }
+        let byte_len = self.stored.byte_len();
+        let handle = FileHandle::open(&*self.stored, latency, false, |reader| {
+            Ok(hash(&footer(reader, byte_len, &self.path)?) == self.footer_hash)
+        })?;
+        Ok(OpenFile { handle, latency: Arc::clone(latency), byte_len })
     }
 
     /// Where column number `column` of `row_group` is stored, if that is known.
     pub(crate) fn placed(&self, row_group: usize, column: usize) -> Option<Arc<Placed>> {
-        let layouts = self.layouts.get().lock().unwrap_or_else(PoisonError::into_inner);
-        layouts.get(&(row_group, column)).cloned()
+        self.layouts.lock().get(&(row_group, column)).cloned()
     }
 
     /// Whether a column has an offset index in `row_group`.
@@ -217,7 +205,9 @@ impl ParquetFile {
         latency: &Arc<StorageLatency>,
         room: &Arc<Room>,
     ) -> Result<Vec<Held>> {
-        let _finding = self.begin((row_group, column))?;
+        // Those with an offset index are found together.
+        let number = (row_group as u64) << 32 | column.map_or(u64::MAX >> 32, |at| at as u64);
+        let _finding = self.finding.enter(number)?;
         let is_unknown = |&column: &usize| self.placed(row_group, column).is_none();
         let columns: Vec<usize> = match column {
             Some(column) => vec![column],
@@ -260,18 +250,10 @@ impl ParquetFile {
         let fetched = Fetched::with(file, parts);
         for column in columns {
             let placed = Arc::new(self.found(row_group, column, &fetched)?);
-            let mut layouts = self.layouts.get().lock().unwrap_or_else(PoisonError::into_inner);
-            layouts.insert((row_group, column), placed);
+            self.layouts.lock().insert((row_group, column), placed);
         }
         held.retain(|held| held.taken.may_stay());
         Ok(held)
-    }
-
-    /// Waits until no other thread is finding `target`; others wait until what is returned is dropped.
-    fn begin(&self, target: Target) -> Result<Finding<'_>> {
-        let (targets, ended) = self.targets.get();
-        interrupt::wait_while(targets, ended, |targets| targets.contains(&target))?.insert(target);
-        Ok(Finding { file: self, target })
     }
 
     /// Where column number `column` of `row_group` is stored.
@@ -294,20 +276,6 @@ impl ParquetFile {
         let row_byte_len = byte_len as f64 / num_rows.max(1) as f64;
         let starts = layout::units(&leaves, num_rows, row_byte_len);
         Ok(Placed { layouts, starts, row_byte_len, is_rough })
-    }
-}
-
-/// A thread is finding a target.
-struct Finding<'a> {
-    file: &'a ParquetFile,
-    target: Target,
-}
-
-impl Drop for Finding<'_> {
-    fn drop(&mut self) {
-        let (targets, ended) = self.file.targets.get();
-        targets.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.target);
-        ended.notify_all();
     }
 }
 
@@ -342,16 +310,16 @@ fn metadata(parts: &[Vec<u8>]) -> parquet::errors::Result<ParquetMetaData> {
 }
 
 /// The encoded footer.
-fn footer(file: &OpenFile, path: &str) -> Result<Vec<u8>> {
+fn footer(reader: Reader<'_>, byte_len: u64, path: &str) -> Result<Vec<u8>> {
     let whole = |problem: &str| Err(corrupt(path, "whole file", &problem));
-    if file.byte_len == 0 {
+    if byte_len == 0 {
         return whole("the file is empty");
     }
-    if file.byte_len < TRAILER + MAGIC.len() as u64 {
+    if byte_len < TRAILER + MAGIC.len() as u64 {
         return whole("not a Parquet file: it is too short");
     }
-    let tail_start = file.byte_len.saturating_sub(TAIL);
-    let tail = file.read(tail_start..file.byte_len)?;
+    let tail_start = byte_len.saturating_sub(TAIL);
+    let tail = read(reader, tail_start..byte_len)?;
     let Some((rest, magic)) = tail.split_last_chunk::<4>() else {
         return whole("not a Parquet file: it is too short");
     };
@@ -365,15 +333,15 @@ fn footer(file: &OpenFile, path: &str) -> Result<Vec<u8>> {
         return whole("not a Parquet file: it is too short");
     };
     let len = u64::from(u32::from_le_bytes(*len));
-    let end = file.byte_len - TRAILER;
+    let end = byte_len - TRAILER;
     let Some(start) = end.checked_sub(len).filter(|&start| start >= MAGIC.len() as u64) else {
-        let text = format!("its length is {len} bytes, but the file has {}", file.byte_len);
+        let text = format!("its length is {len} bytes, but the file has {byte_len}");
         return Err(corrupt(path, "footer", &text));
     };
     let held = usize::try_from(len).ok().and_then(|len| rest.len().checked_sub(len));
     match held {
         Some(at) => Ok(rest[at..].to_vec()),
-        None => Ok(file.read(start..end)?.to_vec()),
+        None => Ok(read(reader, start..end)?.to_vec()),
     }
 }
 

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use grainmill_core::lock::lock;
 use parquet::basic::{Compression, Encoding, Type};
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::errors::{ParquetError, Result};
@@ -31,12 +32,12 @@ pub(crate) struct Noted {
 impl Noted {
     /// Why pages could not be read, if that is known.
     pub(crate) fn take_failure(&self) -> Option<grainmill_core::Error> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.failure).take()
     }
 
     fn fail(&self, error: grainmill_core::Error) -> ParquetError {
         let text = error.to_string();
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        *lock(&self.failure) = Some(error);
         ParquetError::General(text)
     }
 }

@@ -1,9 +1,10 @@
 //! A limit on the bytes of column chunks that are read whole at the same time.
 
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
 use bytes::Bytes;
+use grainmill_core::lock::lock;
 use grainmill_core::{Result, interrupt};
 
 /// The limit.
@@ -54,13 +55,13 @@ impl Taken {
     /// Whether these bytes may be kept: half of the limit must remain, or those who wait in `take`
     /// could wait for ever.
     pub(crate) fn may_stay(&self) -> bool {
-        *self.room.taken.lock().unwrap_or_else(PoisonError::into_inner) <= LIMIT / 2
+        *lock(&self.room.taken) <= LIMIT / 2
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        *self.room.taken.lock().unwrap_or_else(PoisonError::into_inner) -= self.byte_len;
+        *lock(&self.room.taken) -= self.byte_len;
         self.room.returned.notify_all();
     }
 }

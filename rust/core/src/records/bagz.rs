@@ -13,10 +13,10 @@ use super::format_error::FormatError;
 use super::index_cache::IndexHandle;
 use super::offsets::Offsets;
 use super::raw_bytes::grow_to;
-use super::record_file::{FileHandle, Pick, RecordFile};
+use super::record_file::{Pick, RecordFile};
 use super::record_limit::{check_decoded_len, max_decoded_len};
 use super::riegeli::decompress::{ZSTD_MAGIC, zstd_context};
-use super::storage::{Reader, StoredFile};
+use super::storage::{FileHandle, Reader, StoredFile};
 use super::storage_latency::StorageLatency;
 use crate::{Error, Result};
 
@@ -211,7 +211,8 @@ impl BagzFile {
     fn load(&self, latency: &StorageLatency) -> Result<Arc<Offsets>> {
         let offsets = match &self.limits {
             None => {
-                let handle = FileHandle::open(self, latency, false)?;
+                let handle =
+                    FileHandle::open(&*self.stored, latency, false, |reader| self.is_same(reader))?;
                 self.read_limits(handle.reader(latency))?
             }
             Some(limits) => {

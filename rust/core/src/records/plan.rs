@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::chunk_cache::ChunkCache;
-use super::record_file::{FileHandle, Pick, RecordFile};
-use super::storage::ReadRequest;
+use super::record_file::{Pick, RecordFile};
+use super::storage::{FileHandle, ReadRequest};
 use super::storage_latency::StorageLatency;
 use crate::{Result, compute};
 
@@ -122,10 +122,12 @@ impl PlannedFile {
 
     /// A handle for reads. Where storage is slow, the file is checked once for all units.
     pub(crate) fn handle(&self) -> Result<FileHandle> {
-        let latency = &*self.latency;
-        let check = || FileHandle::open(&*self.file, latency, false).is_ok();
-        let was_checked = latency.is_slow() && *self.is_checked.get_or_init(check);
-        FileHandle::open(&*self.file, latency, was_checked)
+        let (file, latency) = (&*self.file, &*self.latency);
+        let open = |was_checked| {
+            FileHandle::open(file.stored(), latency, was_checked, |reader| file.is_same(reader))
+        };
+        let check = || open(false).is_ok();
+        open(latency.is_slow() && *self.is_checked.get_or_init(check))
     }
 }
 

@@ -7,14 +7,13 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::checksum::UnverifiedRecord;
 use super::chunk_records::ChunkRecords;
 use super::decode_scratch::DecodeScratch;
 use super::format_error::FormatError;
 use super::raw_bytes::grow_to;
-use super::storage::{ReadAt, ReadRequest, Reader, StoredFile};
+use super::storage::{Reader, StoredFile};
 use super::storage_latency::StorageLatency;
 use crate::{Error, Result};
 
@@ -130,36 +129,3 @@ impl Pick {
 /// The result of a direct read: the record, or its destination if the record is not as expected.
 pub type DirectRead<'a, T = UnverifiedRecord<'a>> =
     std::result::Result<T, &'a mut [MaybeUninit<u8>]>;
-
-/// A handle for some reads of a file that was checked to be unchanged.
-#[derive(Debug, Clone)]
-pub struct FileHandle(Arc<dyn ReadAt>);
-
-impl FileHandle {
-    /// Opens `file` and checks it, except if it `was_checked` for the same plan.
-    pub(crate) fn open(
-        file: &dyn RecordFile,
-        latency: &StorageLatency,
-        was_checked: bool,
-    ) -> Result<Self> {
-        let reopened = file.stored().reopen(was_checked)?;
-        if let Some(id) = reopened.new_id {
-            if !file.is_same(Reader::new(&*reopened.bytes, latency))? {
-                let path = file.stored().path().display().to_string();
-                return Err(Error::Changed { path });
-            }
-            file.stored().accept_id(id);
-        }
-        Ok(Self(reopened.bytes))
-    }
-
-    /// A request for the bytes of `extent`; see [`ReadAt::request`].
-    pub(crate) fn request(&self, extent: Range<u64>) -> Option<Box<dyn ReadRequest>> {
-        if extent.is_empty() { None } else { self.0.request(extent) }
-    }
-
-    /// A reader that measures `latency`.
-    pub(crate) fn reader<'a>(&'a self, latency: &'a StorageLatency) -> Reader<'a> {
-        Reader::new(&*self.0, latency)
-    }
-}

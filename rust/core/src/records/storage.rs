@@ -215,6 +215,48 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// A handle for some reads of a file that was checked to be unchanged.
+#[derive(Debug, Clone)]
+pub struct FileHandle(Arc<dyn ReadAt>);
+
+impl FileHandle {
+    /// For a file that was opened by its [`Storage`].
+    pub fn new(bytes: Arc<dyn ReadAt>) -> Self {
+        Self(bytes)
+    }
+
+    /// Opens `file` and checks it, except if it `was_checked` for the same plan. If it has another id,
+    /// `is_same` tells whether it has the same content.
+    ///
+    /// # Errors
+    /// If it was changed or removed, and those of `is_same`.
+    pub fn open(
+        file: &dyn StoredFile,
+        latency: &StorageLatency,
+        was_checked: bool,
+        is_same: impl FnOnce(Reader<'_>) -> Result<bool>,
+    ) -> Result<Self> {
+        let ReopenedFile { bytes, new_id } = file.reopen(was_checked)?;
+        if let Some(id) = new_id {
+            if !is_same(Reader::new(&*bytes, latency))? {
+                return Err(Error::Changed { path: file.path().display().to_string() });
+            }
+            file.accept_id(id);
+        }
+        Ok(Self(bytes))
+    }
+
+    /// A request for the bytes of `extent`; see [`ReadAt::request`].
+    pub(crate) fn request(&self, extent: Range<u64>) -> Option<Box<dyn ReadRequest>> {
+        if extent.is_empty() { None } else { self.0.request(extent) }
+    }
+
+    /// A reader that measures `latency`.
+    pub fn reader<'a>(&'a self, latency: &'a StorageLatency) -> Reader<'a> {
+        Reader::new(&*self.0, latency)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,11 +8,11 @@ use super::super::decode_scratch::DecodeScratch;
 use super::super::format::{Format, OpenedFile};
 use super::super::index_cache::IndexHandle;
 use super::super::offsets::Offsets;
-use super::super::record_file::{DirectRead, FileHandle, Pick, RecordFile};
+use super::super::record_file::{DirectRead, Pick, RecordFile};
 use super::super::riegeli::block::BLOCK_LEN;
 use super::super::riegeli::chunk::{self, ChunkHeader, Opened};
 use super::super::riegeli::{ChunkRecords, Decoder, FormatError, StreamError};
-use super::super::storage::{Reader, StoredFile};
+use super::super::storage::{FileHandle, Reader, StoredFile};
 use super::super::storage_latency::StorageLatency;
 use super::footer::{self, Footer};
 use super::index::{self, Index};
@@ -108,7 +108,8 @@ impl ArrayRecordFile {
     /// Reads the chunk offsets.
     #[cold]
     fn load(&self, latency: &StorageLatency) -> Result<Arc<Offsets>> {
-        let handle = FileHandle::open(self, latency, false)?;
+        let handle =
+            FileHandle::open(&*self.stored, latency, false, |reader| self.is_same(reader))?;
         let tail = FileTail::empty(handle.reader(latency));
         let index = read_index(&tail, &self.footer_extent, u64::MAX)
             .map_err(|error| in_footer(&*self.stored, self.footer_extent.start, error))?;

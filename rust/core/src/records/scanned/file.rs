@@ -12,8 +12,8 @@ use super::super::format_error::FormatError;
 use super::super::index_cache::IndexHandle;
 use super::super::offsets::Offsets;
 use super::super::raw_bytes::{WHOLE_READ_LEN, grow_to};
-use super::super::record_file::{DirectRead, FileHandle, Pick, RecordFile};
-use super::super::storage::{Reader, Storage, StoredFile};
+use super::super::record_file::{DirectRead, Pick, RecordFile};
+use super::super::storage::{FileHandle, Reader, Storage, StoredFile};
 use super::super::storage_latency::StorageLatency;
 use super::compression::{Compression, HEAD_LEN};
 use super::framing::Framing;
@@ -155,7 +155,8 @@ impl<F: Framing> ScannedFile<F> {
     /// Where records begin, loaded again if they were evicted.
     #[cold]
     fn load(&self, latency: &StorageLatency) -> Result<Arc<Offsets>> {
-        let handle = FileHandle::open(self, latency, false)?;
+        let handle =
+            FileHandle::open(&*self.stored, latency, false, |reader| self.is_same(reader))?;
         let reader = handle.reader(latency);
         let index =
             self.format.index(&self.storage, reader, latency, &*self.stored, &self.identity)?;
