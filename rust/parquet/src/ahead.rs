@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Instant;
 
-use arrow_array::ArrayRef;
 use bytes::Bytes;
 use grainmill_core::lock::lock;
 use grainmill_core::pipeline::{Job, ReadQueue};
@@ -20,8 +19,8 @@ use grainmill_core::{Result, interrupt};
 use crate::cache::{Claim, Estimate, Key, Slot};
 use crate::decode::Unit;
 use crate::fetch::{Fetched, MAX_SLOW_GAP, joined};
-use crate::file::Placed;
-use crate::files::{ParquetFiles, Pick, small};
+use crate::files::{ParquetFiles, Pick};
+use crate::plan::UnitFinder;
 use crate::room::Held;
 
 /// Requests are not joined beyond this length: several shorter ones take less time than a long one.
@@ -57,6 +56,8 @@ struct Progress {
     next: Stage,
     /// Tasks that have not finished, plus one while the next stage's tasks are being added.
     num_left: usize,
+    /// Units whose requests are to be made.
+    units: Vec<Arc<AheadUnit>>,
     /// What was decoded, or is by another job; held until this job is dropped.
     slots: Vec<Arc<Slot>>,
     /// Chunks, by file, that were read to find pages.
@@ -93,9 +94,7 @@ struct Request {
 /// A unit that is decoded as soon as its last request is answered.
 #[derive(Debug)]
 struct AheadUnit {
-    key: Key,
-    end: u64,
-    placed: Arc<Placed>,
+    unit: Unit,
     slot: Weak<Slot>,
     parts: Mutex<Vec<(u64, Bytes)>>,
     /// Keeps the bytes of `parts` counted.
@@ -113,8 +112,31 @@ impl Ahead {
         is_beyond: bool,
         queue: &ReadQueue,
     ) -> Self {
-        let progress =
-            Progress { next: Stage::Open, num_left: 1, slots: Vec::new(), held: HashMap::new() };
+        Self::begin(files, positions, columns, is_beyond, queue, Stage::Open, Vec::new())
+    }
+
+    /// Starts to fetch and decode units that the caller has claimed.
+    pub(crate) fn of_claimed(
+        files: &Arc<ParquetFiles>,
+        claimed: &[(Unit, Arc<Slot>)],
+        queue: &ReadQueue,
+    ) -> Self {
+        let unit = |(unit, slot): &(Unit, _)| Arc::new(AheadUnit::new(unit.clone(), slot, None));
+        let units = claimed.iter().map(unit).collect();
+        Self::begin(files, Vec::new(), Vec::new(), false, queue, Stage::Fetch, units)
+    }
+
+    fn begin(
+        files: &Arc<ParquetFiles>,
+        positions: Vec<u64>,
+        columns: Vec<usize>,
+        is_beyond: bool,
+        queue: &ReadQueue,
+        next: Stage,
+        units: Vec<Arc<AheadUnit>>,
+    ) -> Self {
+        let (slots, held) = (Vec::new(), HashMap::new());
+        let progress = Progress { next, num_left: 1, units, slots, held };
         let job = Arc::new(AheadJob {
             files: Arc::clone(files),
             positions,
@@ -288,47 +310,34 @@ impl AheadJob {
     fn requests(&self) -> Result<Vec<Task>> {
         let picks = self.files.picks(&self.positions)?;
         let mut units = self.new_units(&picks)?;
-        units.sort_by_key(|unit| unit.key.file);
-        let by_file = units.chunk_by(|a, b| a.key.file == b.key.file);
+        units.append(&mut lock(&self.progress).units);
+        units.sort_by_key(|unit| unit.unit.key.file);
+        let by_file = units.chunk_by(|a, b| a.unit.key.file == b.unit.key.file);
         Ok(by_file.flat_map(requests_of).map(Task::Fetch).collect())
     }
 
     /// Claims the units of `picks` that nobody decodes yet.
     fn new_units(&self, picks: &[Pick]) -> Result<Vec<Arc<AheadUnit>>> {
-        let mut wanted: Vec<(Key, Estimate)> = Vec::new();
-        let mut layouts = Vec::new();
-        let mut seen: HashSet<Key> = HashSet::new();
-        // The pages of each column of a row group, and the unit of the last row in it.
-        let mut chunks = HashMap::new();
-        for pick in picks {
-            let row_group = pick.row_group as usize;
-            let file = self.files.file(pick.file as usize)?;
-            for &column in &self.columns {
-                let chunk = chunks.entry((pick.file, pick.row_group, column));
-                let chunk = chunk.or_insert_with(|| (file.placed(row_group, column), 0..0));
-                let (Some(placed), last) = chunk else { continue };
-                if last.contains(&pick.row) {
-                    continue;
-                }
-                let (start, end) = placed.unit(pick.row, file.group_len(row_group));
-                *last = start..end;
-                let Pick { file, row_group, .. } = *pick;
-                let key = Key { file, row_group, column: small(column), first_row: start };
-                if seen.insert(key) {
-                    wanted.push((key, placed.estimate(start..end)));
-                    layouts.push((end, Arc::clone(placed)));
+        let mut finders: Vec<_> =
+            self.columns.iter().map(|&column| UnitFinder::new(&self.files, column)).collect();
+        let (mut wanted, mut seen) = (Vec::new(), HashSet::new());
+        for &pick in picks {
+            for finder in &mut finders {
+                if let Some(unit) = finder.find(pick)?
+                    && seen.insert(unit.key)
+                {
+                    wanted.push(unit.clone());
                 }
             }
         }
         let held = std::mem::take(&mut lock(&self.progress).held);
         let (mut units, mut slots) = (Vec::new(), Vec::new());
-        for ((claim, (key, _)), (end, placed)) in
-            self.claims(&wanted).into_iter().zip(wanted).zip(layouts)
-        {
+        let estimates: Vec<_> = wanted.iter().map(Unit::estimate).collect();
+        for (claim, unit) in self.claims(&estimates).into_iter().zip(wanted) {
             match claim {
                 Some(Claim::Decode(slot)) => {
-                    let unit = AheadUnit::new(key, end, placed, &slot, held.get(&key.file));
-                    units.push(Arc::new(unit));
+                    let chunks = held.get(&unit.key.file);
+                    units.push(Arc::new(AheadUnit::new(unit, &slot, chunks)));
                     slots.push(slot);
                 }
                 Some(Claim::Wait(slot)) => slots.push(slot),
@@ -382,29 +391,19 @@ impl AheadJob {
             {
                 let parts = std::mem::take(&mut *lock(&unit.parts));
                 let fetched = Arc::new(Fetched::with(file.clone(), parts));
-                let array = self.decoded(unit, &fetched);
-                self.files.cache().finish(unit.key, &slot, array.ok());
+                let of_file = self.files.file(request.file as usize)?;
+                let array = unit.unit.decode(of_file, &fetched);
+                self.files.cache().finish(unit.unit.key, &slot, array.ok());
             }
         }
         Ok(())
     }
-
-    fn decoded(&self, unit: &AheadUnit, fetched: &Arc<Fetched>) -> Result<ArrayRef> {
-        let file = self.files.file(unit.key.file as usize)?;
-        Unit::of(file, unit.key, unit.end, &unit.placed).decode(fetched)
-    }
 }
 
 impl AheadUnit {
-    fn new(
-        key: Key,
-        end: u64,
-        placed: Arc<Placed>,
-        slot: &Arc<Slot>,
-        chunks: Option<&Vec<Held>>,
-    ) -> Self {
+    fn new(unit: Unit, slot: &Arc<Slot>, chunks: Option<&Vec<Held>>) -> Self {
         let mut held: Vec<Held> = Vec::new();
-        for range in ranges_of(key, end, &placed) {
+        for range in unit.ranges() {
             if !held.iter().any(|chunk| chunk.has(&range)) {
                 let found = chunks.and_then(|all| all.iter().find(|chunk| chunk.has(&range)));
                 held.extend(found.cloned());
@@ -412,9 +411,7 @@ impl AheadUnit {
         }
         let parts = held.iter().map(|chunk| (chunk.at, chunk.bytes.clone())).collect();
         Self {
-            key,
-            end,
-            placed,
+            unit,
             slot: Arc::downgrade(slot),
             parts: Mutex::new(parts),
             held,
@@ -424,7 +421,7 @@ impl AheadUnit {
 
     /// The ranges of the file that it needs and has not.
     fn missing(&self) -> Vec<Range<u64>> {
-        let mut ranges = ranges_of(self.key, self.end, &self.placed);
+        let mut ranges = self.unit.ranges();
         ranges.retain(|range| !self.held.iter().any(|chunk| chunk.has(range)));
         ranges
     }
@@ -439,14 +436,9 @@ impl Drop for AheadUnit {
     }
 }
 
-fn ranges_of(key: Key, end: u64, placed: &Placed) -> Vec<Range<u64>> {
-    let rows = key.first_row..end;
-    placed.layouts.iter().flat_map(|layout| layout.ranges(&rows)).collect()
-}
-
 /// The requests for `units`, all of one file.
 fn requests_of(units: &[Arc<AheadUnit>]) -> Vec<Request> {
-    let Some(file) = units.first().map(|unit| unit.key.file) else { return Vec::new() };
+    let Some(file) = units.first().map(|unit| unit.unit.key.file) else { return Vec::new() };
     let missing: Vec<Vec<Range<u64>>> = units.iter().map(|unit| unit.missing()).collect();
     let all = missing.iter().flatten().cloned().collect();
     let mut requests: Vec<Request> = joined(all, MAX_SLOW_GAP, MAX_JOINED)

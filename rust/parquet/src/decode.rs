@@ -15,7 +15,7 @@ use parquet::column::page::{PageIterator, PageReader};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 
-use crate::cache::Key;
+use crate::cache::{Estimate, Key};
 use crate::fetch::Fetched;
 use crate::file::{ParquetFile, Placed};
 use crate::int96::first_wrapped;
@@ -26,35 +26,53 @@ use crate::schema::{Column, corrupt};
 /// More is not decoded at once.
 const MAX_BYTES: u64 = 2 << 30;
 
-/// What is decoded: `rows` of `column` in a row group.
-#[derive(Debug)]
-pub(crate) struct Unit<'a> {
-    pub(crate) file: &'a ParquetFile,
-    pub(crate) row_group: usize,
-    pub(crate) column: &'a Column,
-    pub(crate) layouts: Vec<Arc<Layout>>,
-    pub(crate) rows: Range<u64>,
+/// Rows of a column that are decoded together: from that of the key up to the one before `end`.
+#[derive(Debug, Clone)]
+pub(crate) struct Unit {
+    pub(crate) key: Key,
+    pub(crate) end: u64,
+    pub(crate) placed: Arc<Placed>,
 }
 
-impl<'a> Unit<'a> {
-    /// The unit with this key, up to the row before `end`.
-    pub(crate) fn of(file: &'a ParquetFile, key: Key, end: u64, placed: &Placed) -> Self {
-        Self {
-            file,
-            row_group: key.row_group as usize,
-            column: &file.columns()[key.column as usize],
-            layouts: placed.layouts.clone(),
-            rows: key.first_row..end,
-        }
+impl Unit {
+    /// The rows, numbered in their row group.
+    pub(crate) fn rows(&self) -> Range<u64> {
+        self.key.first_row..self.end
     }
 
     /// The ranges of the file that hold it.
     pub(crate) fn ranges(&self) -> Vec<Range<u64>> {
-        self.layouts.iter().flat_map(|layout| layout.ranges(&self.rows)).collect()
+        let rows = self.rows();
+        self.placed.layouts.iter().flat_map(|layout| layout.ranges(&rows)).collect()
     }
 
-    /// Decodes it from `bytes`.
-    pub(crate) fn decode(&self, bytes: &Arc<Fetched>) -> Result<ArrayRef> {
+    /// Its key, and how many bytes it has once decoded.
+    pub(crate) fn estimate(&self) -> (Key, Estimate) {
+        let Placed { row_byte_len, is_rough, .. } = *self.placed;
+        let num_rows = self.end - self.key.first_row;
+        (self.key, Estimate { num_rows, row_byte_len, is_rough })
+    }
+
+    /// Decodes it, which is of `file`, from `bytes`.
+    pub(crate) fn decode(&self, file: &ParquetFile, bytes: &Arc<Fetched>) -> Result<ArrayRef> {
+        let (row_group, column) = (self.key.row_group as usize, self.key.column as usize);
+        let (column, layouts) = (&file.columns()[column], &self.placed.layouts);
+        Decoder { file, row_group, column, layouts, rows: self.rows() }.decode(bytes)
+    }
+}
+
+/// Decodes `rows` of `column` in a row group.
+#[derive(Debug)]
+struct Decoder<'a> {
+    file: &'a ParquetFile,
+    row_group: usize,
+    column: &'a Column,
+    layouts: &'a [Arc<Layout>],
+    rows: Range<u64>,
+}
+
+impl Decoder<'_> {
+    fn decode(&self, bytes: &Arc<Fetched>) -> Result<ArrayRef> {
         let rows = &self.rows;
         let place = || {
             format!(
@@ -138,7 +156,7 @@ impl<'a> Unit<'a> {
             .then(|| RowSelection::from_consecutive_ranges(iter::once(selected), num_rows));
         let reader = ParquetRecordBatchReader::try_new_with_row_groups(
             levels,
-            &OneRowGroup { unit: self, bytes, row_group, noted },
+            &OneRowGroup { decoder: self, bytes, row_group, noted },
             batch_rows,
             selection,
         );
@@ -156,7 +174,7 @@ impl<'a> Unit<'a> {
 
     /// Checks what the pages claim to contain.
     fn check(&self, bytes: &Arc<Fetched>) -> Result<()> {
-        for (&leaf, layout) in self.column.leaves.iter().zip(&self.layouts) {
+        for (&leaf, layout) in self.column.leaves.iter().zip(self.layouts) {
             let place = self.place(leaf);
             let num_values = layout.check(place, &self.rows, self.file.max_page_bytes(), bytes)?;
             // Strings are 16 bytes that refer to those of a page.
@@ -189,7 +207,7 @@ impl<'a> Unit<'a> {
 
 /// The pages of one row group, for the crate.
 struct OneRowGroup<'a> {
-    unit: &'a Unit<'a>,
+    decoder: &'a Decoder<'a>,
     bytes: &'a Arc<Fetched>,
     row_group: &'a RowGroupMetaData,
     noted: &'a Arc<Noted>,
@@ -201,11 +219,11 @@ impl RowGroups for OneRowGroup<'_> {
     }
 
     fn column_chunks(&self, leaf: usize) -> parquet::errors::Result<Box<dyn PageIterator>> {
-        let at = self.unit.column.leaves.iter().position(|&other| other == leaf);
-        let Some(layout) = at.and_then(|at| self.unit.layouts.get(at)) else {
+        let at = self.decoder.column.leaves.iter().position(|&other| other == leaf);
+        let Some(layout) = at.and_then(|at| self.decoder.layouts.get(at)) else {
             return Err(ParquetError::General(format!("column {leaf} was not selected")));
         };
-        let pages = self.unit.pages(leaf, layout, self.bytes, self.noted);
+        let pages = self.decoder.pages(leaf, layout, self.bytes, self.noted);
         Ok(Box::new(OneChunk(Some(Box::new(pages)))))
     }
 
@@ -214,7 +232,7 @@ impl RowGroups for OneRowGroup<'_> {
     }
 
     fn metadata(&self) -> &ParquetMetaData {
-        self.unit.file.metadata()
+        self.decoder.file.metadata()
     }
 }
 

@@ -1,16 +1,13 @@
-//! Reads byte ranges of a file: joined where they are close, many at a time where storage is slow.
+//! Reads byte ranges of a file, joined where they are close.
 
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use bytes::Bytes;
-use grainmill_core::lock::lock;
-use grainmill_core::pipeline::{Job, ReadQueue};
 use grainmill_core::records::storage::{FileHandle, Reader};
 use grainmill_core::records::storage_latency::StorageLatency;
 use grainmill_core::try_alloc::try_with_capacity;
-use grainmill_core::{Error, Result, interrupt};
+use grainmill_core::{Error, Result};
 
 /// Ranges with a smaller gap between them are read together.
 const MAX_GAP: u64 = 16 << 10;
@@ -70,25 +67,14 @@ impl Fetched {
         self.part(range).is_some()
     }
 
-    /// Fetches `ranges` of each file, with as many reads at a time as `queue` allows; returns one for
-    /// each file. It waits for the queue, so it must not be called by a job of one.
-    pub(crate) fn of(
-        requests: Vec<(OpenFile, Vec<Range<u64>>)>,
-        queue: &ReadQueue,
-    ) -> Result<Vec<Arc<Self>>> {
-        let mut reads = Vec::new();
-        for (number, (file, ranges)) in requests.iter().enumerate() {
-            let gap = if file.latency.is_slow() { MAX_SLOW_GAP } else { MAX_GAP };
-            for range in joined(ranges.clone(), gap, MAX_JOINED) {
-                reads.push((number, file.clone(), range));
-            }
+    /// Fetches `ranges` of `file`, one after another.
+    pub(crate) fn of(file: OpenFile, ranges: Vec<Range<u64>>) -> Result<Arc<Self>> {
+        let gap = if file.latency.is_slow() { MAX_SLOW_GAP } else { MAX_GAP };
+        let mut parts = Vec::new();
+        for range in joined(ranges, gap, MAX_JOINED) {
+            parts.push((range.start, file.read(range)?));
         }
-        let mut parts: Vec<Vec<(u64, Bytes)>> = requests.iter().map(|_| Vec::new()).collect();
-        for (number, at, bytes) in all(reads, queue)? {
-            parts[number].push((at, bytes));
-        }
-        let files = requests.into_iter().map(|(file, _)| file);
-        Ok(files.zip(parts).map(|(file, parts)| Arc::new(Self::with(file, parts))).collect())
+        Ok(Arc::new(Self { file, parts }))
     }
 
     /// The bytes in `range`; without a copy if they were fetched.
@@ -147,56 +133,6 @@ pub(crate) fn joined(
         }
     }
     joined
-}
-
-type Read = (usize, OpenFile, Range<u64>);
-type Done = (usize, u64, Bytes);
-
-/// Reads that no thread has taken, each with its number, and the results of the others.
-type Reads = (Vec<(usize, Read)>, Vec<(usize, Result<Done>)>);
-
-/// Reads that several threads do.
-struct Shared {
-    reads: Mutex<Reads>,
-    done: Condvar,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Reads> {
-        lock(&self.reads)
-    }
-}
-
-impl Job for Shared {
-    fn run_next(self: Arc<Self>) {
-        let Some((number, next)) = self.lock().0.pop() else { return };
-        let result = catch_unwind(AssertUnwindSafe(|| read_one(next)));
-        let panicked = || Err(Error::Panicked("a read of a Parquet file panicked".to_owned()));
-        self.lock().1.push((number, result.unwrap_or_else(|_| panicked())));
-        self.done.notify_all();
-    }
-}
-
-fn read_one((number, file, range): Read) -> Result<Done> {
-    Ok((number, range.start, file.read(range)?))
-}
-
-/// Does all `reads`, as many at a time as `queue` allows. Of several errors, that of the first is
-/// returned.
-fn all(reads: Vec<Read>, queue: &ReadQueue) -> Result<Vec<Done>> {
-    if reads.len() < 2 || !reads.iter().any(|(_, file, _)| file.latency.is_slow()) {
-        return reads.into_iter().map(read_one).collect();
-    }
-    let num_reads = reads.len();
-    let reads: Vec<_> = reads.into_iter().enumerate().rev().collect();
-    let shared = Arc::new(Shared { reads: Mutex::new((reads, Vec::new())), done: Condvar::new() });
-    queue.submit(Arc::clone(&shared) as Arc<dyn Job>, num_reads);
-    let is_reading = |reads: &mut Reads| reads.1.len() < num_reads;
-    let mut reads = interrupt::wait_while(&shared.reads, &shared.done, is_reading)?;
-    let mut done = std::mem::take(&mut reads.1);
-    drop(reads);
-    done.sort_unstable_by_key(|&(number, _)| number);
-    done.into_iter().map(|(_, result)| result).collect()
 }
 
 #[cfg(test)]

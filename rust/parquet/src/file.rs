@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -16,7 +15,6 @@ use grainmill_core::records::storage_latency::StorageLatency;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 
-use crate::cache::Estimate;
 use crate::fetch::{Fetched, MAX_JOINED, OpenFile, joined, read};
 use crate::footer::{self, Footer};
 use crate::layout::{self, Layout, MAX_SLOW_WHOLE, Place};
@@ -63,7 +61,7 @@ pub(crate) struct Placed {
     /// The bytes of a row once decoded, about.
     pub(crate) row_byte_len: f64,
     /// Whether they may be many more.
-    is_rough: bool,
+    pub(crate) is_rough: bool,
 }
 
 impl ParquetFile {
@@ -285,12 +283,6 @@ impl Placed {
         let after = self.starts.partition_point(|&start| start <= row);
         let end = self.starts.get(after).copied().unwrap_or(num_rows);
         (self.starts[after.saturating_sub(1)], end)
-    }
-
-    /// How many bytes `rows` have once decoded.
-    pub(crate) fn estimate(&self, rows: Range<u64>) -> Estimate {
-        let Self { row_byte_len, is_rough, .. } = *self;
-        Estimate { num_rows: rows.end - rows.start, row_byte_len, is_rough }
     }
 }
 

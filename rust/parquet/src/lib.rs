@@ -1,7 +1,7 @@
 //! Rows of Parquet files by position.
 //!
 //! [`ParquetFiles`] is many files (`file_table`) as one sequence of rows. A read (`read`) finds the pages
-//! that hold the rows (`layout`), fetches those that are not decoded yet (`fetch`), decodes them with the
+//! that hold the rows (`plan`, `layout`), fetches those that are not decoded yet (`fetch`), decodes them with the
 //! `parquet` crate (`decode`), keeps the arrays within a limit (`cache`) and gathers the rows in the order
 //! requested (`parts`). Where storage is slow, rows can be decoded before they are asked for (`ahead`), and
 //! `room` limits what is read to find pages. The crate decodes values only: `pages` reads page headers
@@ -23,6 +23,7 @@ mod int96;
 mod layout;
 mod pages;
 mod parts;
+mod plan;
 mod read;
 mod room;
 mod schema;

@@ -1,6 +1,6 @@
 //! Reads rows: decodes the units that hold them, and gathers their values in the order requested.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use grainmill_core::pipeline::ReadQueue;
 use grainmill_core::{Error, Result};
 
 use crate::ahead::Ahead;
-use crate::cache::{Cache, Claim, Key, Slot};
+use crate::cache::{Claim, Key, Slot};
 use crate::decode::Unit;
 use crate::fetch::{Fetched, OpenFile};
-use crate::file::{ParquetFile, Placed};
 use crate::files::{ParquetFiles, Pick, small};
 use crate::parts::{Parts, parts_of};
+use crate::plan::{UnitFinder, holds};
 
 /// Not less is decoded before rows are gathered, whatever the limit of the cache.
 const MIN_PASS_BYTES: f64 = 64.0 * 1024.0 * 1024.0;
@@ -85,7 +85,7 @@ impl ParquetFiles {
         let picks = self.picks(positions)?;
         let columns = self.parts(&picks, columns, queue).map_err(|error| {
             // What was found first depends on timing and on the order in storage.
-            self.first_error(&picks, columns, queue).unwrap_or(error)
+            self.first_error(&picks, columns).unwrap_or(error)
         })?;
         Ok(Rows { fields, columns, len: positions.len() })
     }
@@ -97,31 +97,28 @@ impl ParquetFiles {
     /// # Errors
     /// If a row is out of range, a file cannot be opened, or those of `look`.
     pub fn scan(
-        &self,
+        self: &Arc<Self>,
         rows: Range<u64>,
         column: usize,
         queue: &ReadQueue,
         mut look: impl FnMut(Range<u64>, Result<ArrayRef>) -> Result<()>,
     ) -> Result<()> {
-        let mut opened = Opened { files: HashMap::new(), queue };
+        let mut opened = Opened { files: HashMap::new(), queue: Some(queue) };
+        let mut finder = UnitFinder::new(self, column);
         let mut at = rows.start;
         while at < rows.end {
             let Some(&pick) = self.picks(&[at])?.first() else { break };
-            let (file, row_group) = (self.file(pick.file as usize)?, pick.row_group as usize);
-            let num_rows = file.group_len(row_group);
-            let placed = self.placed(file, row_group, column);
-            let unit = placed.as_ref().map(|placed| placed.unit(pick.row, num_rows));
-            let (first_row, end) = unit.unwrap_or((pick.row, num_rows));
-            let next = rows.end.min(at.saturating_add(end - pick.row));
-            let Pick { file, row_group, row } = pick;
-            let key = Key { file, row_group, column: small(column), first_row };
-            let arrays = placed.and_then(|placed| self.arrays(&[(key, end, placed)], &mut opened));
+            let num_rows = self.file(pick.file as usize)?.group_len(pick.row_group as usize);
+            let unit = finder.get(pick).cloned();
+            let held = unit.as_ref().map_or(pick.row..num_rows, Unit::rows);
+            let next = rows.end.min(at.saturating_add(held.end - pick.row));
+            let arrays = unit.and_then(|unit| self.arrays(&[unit], &mut opened));
             let index = |row: u64| usize::try_from(row).unwrap_or(usize::MAX);
             let values = arrays.and_then(|arrays| match arrays.first() {
-                Some(array) => Ok(array.slice(index(row - first_row), index(next - at))),
-                None => Err(Error::Panicked("nothing was decoded".to_owned())),
+                Some(array) => Ok(array.slice(index(pick.row - held.start), index(next - at))),
+                None => Err(nothing_decoded()),
             });
-            let end = if values.is_ok() { next } else { at.saturating_add(end - pick.row) };
+            let end = if values.is_ok() { next } else { at.saturating_add(held.end - pick.row) };
             look(at..end, values)?;
             at = next;
         }
@@ -129,26 +126,34 @@ impl ParquetFiles {
     }
 
     /// What is wrong with the first of the picks that cannot be read; reads one unit after another.
-    fn first_error(&self, picks: &[Pick], columns: &[usize], queue: &ReadQueue) -> Option<Error> {
-        let mut opened = Opened { files: HashMap::new(), queue };
+    fn first_error(self: &Arc<Self>, picks: &[Pick], columns: &[usize]) -> Option<Error> {
+        let mut opened = Opened { files: HashMap::new(), queue: None };
         let mut units = HashSet::new();
-        let mut read = |pick: &Pick, column: usize| {
-            let (file, row_group) = (self.file(pick.file as usize)?, pick.row_group as usize);
-            let placed = self.placed(file, row_group, column)?;
-            let (first_row, end) = placed.unit(pick.row, file.group_len(row_group));
-            let Pick { file, row_group, .. } = *pick;
-            let key = Key { file, row_group, column: small(column), first_row };
-            if units.insert(key) {
-                self.arrays(&[(key, end, placed)], &mut opened)?;
+        let mut finders = self.finders(columns);
+        let mut read = |pick: Pick, finder: &mut UnitFinder<'_>| {
+            let unit = finder.get(pick)?;
+            if units.insert(unit.key) {
+                self.arrays(std::slice::from_ref(unit), &mut opened)?;
             }
             Ok(())
         };
-        picks.iter().find_map(|pick| columns.iter().find_map(|&column| read(pick, column).err()))
+        picks
+            .iter()
+            .find_map(|&pick| finders.iter_mut().find_map(|finder| read(pick, finder).err()))
+    }
+
+    fn finders(&self, columns: &[usize]) -> Vec<UnitFinder<'_>> {
+        columns.iter().map(|&column| UnitFinder::new(self, column)).collect()
     }
 
     /// The values of `picks` in each column.
-    fn parts(&self, picks: &[Pick], columns: &[usize], queue: &ReadQueue) -> Result<Vec<Parts>> {
-        let mut opened = Opened { files: HashMap::new(), queue };
+    fn parts(
+        self: &Arc<Self>,
+        picks: &[Pick],
+        columns: &[usize],
+        queue: &ReadQueue,
+    ) -> Result<Vec<Parts>> {
+        let mut opened = Opened { files: HashMap::new(), queue: Some(queue) };
         let passes = self.passes(picks, columns)?;
         if let [_] = &passes[..] {
             return self.gather(picks, columns, &mut opened);
@@ -196,20 +201,16 @@ impl ParquetFiles {
         order.sort_unstable_by_key(|&at| picks[at]);
         let mut passes = vec![Vec::new()];
         let mut byte_len = 0.0;
-        let mut last: HashMap<usize, (u32, u32, u64)> = HashMap::new();
+        let mut finders: Vec<_> = self.finders(columns).into_iter().zip(known).collect();
+        let mut last = vec![None; finders.len()];
         for at in order {
-            let Pick { file: number, row_group, row } = picks[at];
-            let file = self.file(number as usize)?;
-            let group = row_group as usize;
             let mut added = 0.0;
-            for (&column, known) in columns.iter().zip(&known) {
-                let placed = self.placed(file, group, column)?;
-                let (start, end) = placed.unit(row, file.group_len(group));
-                let unit = (number, row_group, start);
-                if last.insert(column, unit) != Some(unit) {
+            for ((finder, known), last) in finders.iter_mut().zip(&mut last) {
+                let unit = finder.get(picks[at])?;
+                if last.replace(unit.key) != Some(unit.key) {
                     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-                    let num_rows = (end - start) as f64;
-                    added += num_rows * placed.row_byte_len.max(*known);
+                    let num_rows = (unit.end - unit.key.first_row) as f64;
+                    added += num_rows * unit.placed.row_byte_len.max(*known);
                 }
             }
             if byte_len > 0.0 && byte_len + added > limit {
@@ -224,52 +225,31 @@ impl ParquetFiles {
         Ok(passes)
     }
 
-    fn placed(&self, file: &ParquetFile, row_group: usize, column: usize) -> Result<Arc<Placed>> {
-        if let Some(placed) = file.placed(row_group, column) {
-            return Ok(placed);
-        }
-        self.place(file, row_group, Some(column), &[])?;
-        file.placed(row_group, column)
-            .ok_or_else(|| Error::Panicked("the pages of a column were not found".to_owned()))
-    }
-
     /// The rows of `picks`, for each column.
     fn gather(
-        &self,
+        self: &Arc<Self>,
         picks: &[Pick],
         columns: &[usize],
         opened: &mut Opened<'_>,
     ) -> Result<Vec<Parts>> {
-        let mut units: Vec<(Key, u64, Arc<Placed>)> = Vec::new();
+        let mut units: Vec<Unit> = Vec::new();
         let mut numbers: HashMap<Key, usize> = HashMap::new();
         let mut places_by_column = Vec::with_capacity(columns.len());
-        for &column in columns {
+        for mut finder in self.finders(columns) {
             let mut of_column = Vec::with_capacity(picks.len());
-            let mut group: Option<(u32, u32, Arc<Placed>, u64)> = None;
-            let mut unit: Option<(usize, u64, u64)> = None;
-            for pick in picks {
-                if group.as_ref().is_none_or(|&(file, row_group, ..)| {
-                    (file, row_group) != (pick.file, pick.row_group)
-                }) {
-                    let file = self.file(pick.file as usize)?;
-                    let row_group = pick.row_group as usize;
-                    let placed = self.placed(file, row_group, column)?;
-                    group = Some((pick.file, pick.row_group, placed, file.group_len(row_group)));
-                    unit = None;
-                }
-                let Some((.., placed, num_rows)) = &group else { continue };
-                if unit.is_none_or(|(_, start, end)| !(start..end).contains(&pick.row)) {
-                    let (start, end) = placed.unit(pick.row, *num_rows);
-                    let Pick { file, row_group, .. } = *pick;
-                    let key = Key { file, row_group, column: small(column), first_row: start };
-                    let number = *numbers.entry(key).or_insert_with(|| {
-                        units.push((key, end, Arc::clone(placed)));
-                        units.len() - 1
-                    });
-                    unit = Some((number, start, end));
-                }
-                let Some((number, start, _)) = unit else { continue };
-                of_column.push((number, usize::try_from(pick.row - start).unwrap_or(usize::MAX)));
+            let mut rest = picks;
+            while let Some(&first) = rest.first() {
+                let unit = finder.get(first)?;
+                let number = *numbers.entry(unit.key).or_insert_with(|| {
+                    units.push(unit.clone());
+                    units.len() - 1
+                });
+                let len = 1 + rest[1..].iter().take_while(|&&pick| holds(unit, pick)).count();
+                let (run, after) = rest.split_at(len);
+                let index = |pick: &Pick| usize::try_from(pick.row - unit.key.first_row);
+                of_column
+                    .extend(run.iter().map(|pick| (number, index(pick).unwrap_or(usize::MAX))));
+                rest = after;
             }
             places_by_column.push(of_column);
         }
@@ -278,119 +258,79 @@ impl ParquetFiles {
     }
 
     /// The decoded units, from the cache or the files.
-    fn arrays(
-        &self,
-        units: &[(Key, u64, Arc<Placed>)],
-        opened: &mut Opened<'_>,
-    ) -> Result<Vec<ArrayRef>> {
-        let estimate = |(key, end, placed): &(Key, u64, Arc<Placed>)| {
-            (*key, placed.estimate(key.first_row..*end))
-        };
-        let claims = self.cache().claim(units.iter().map(estimate));
+    fn arrays(self: &Arc<Self>, units: &[Unit], opened: &mut Opened<'_>) -> Result<Vec<ArrayRef>> {
+        let claims = self.cache().claim(units.iter().map(Unit::estimate));
         let mut arrays: Vec<Option<ArrayRef>> = vec![None; units.len()];
-        let (mut missing, mut waiting) = (Vec::new(), Vec::new());
-        let mut claimed = Claimed { cache: self.cache(), slots: HashMap::new() };
+        let (mut slots, mut missing) = (Vec::new(), Claimed(Vec::new()));
         for (number, claim) in claims.into_iter().enumerate() {
             match claim {
                 Claim::Found(array) => arrays[number] = Some(array),
-                Claim::Wait(slot) => waiting.push((number, slot)),
+                Claim::Wait(slot) => slots.push((number, slot)),
                 Claim::Decode(slot) => {
-                    claimed.slots.insert(units[number].0, slot);
-                    missing.push(number);
+                    slots.push((number, Arc::clone(&slot)));
+                    missing.0.push((units[number].clone(), slot));
                 }
             }
         }
-        if !missing.is_empty() {
-            let decoded = self.decoded(&missing, units, opened, &mut claimed)?;
-            for (number, array) in missing.into_iter().zip(decoded) {
-                arrays[number] = Some(array);
+        match opened.queue {
+            Some(queue) if self.is_slow() && !missing.0.is_empty() => {
+                Ahead::of_claimed(self, &missing.0, queue).wait()?;
             }
+            _ => self.decode(&missing.0, opened)?,
         }
-        for (number, slot) in waiting {
-            let array = if let Some(array) = slot.wait()? {
-                array
-            } else {
-                // Another thread could not decode it: this one finds out why.
-                let array = self
-                    .decoded(&[number], units, opened, &mut claimed)?
-                    .pop()
-                    .ok_or_else(|| Error::Panicked("nothing was decoded".to_owned()))?;
-                // As long as the slot is held, others find it.
-                self.cache().finish(units[number].0, &slot, Some(Arc::clone(&array)));
-                array
-            };
-            arrays[number] = Some(array);
+        for (number, slot) in slots {
+            let mut array = slot.wait()?;
+            if array.is_none() {
+                // Another thread could not decode it: this one finds out why. As long as the slot is held,
+                // others find what it decodes.
+                self.decode(&[(units[number].clone(), Arc::clone(&slot))], opened)?;
+                array = slot.wait()?;
+            }
+            arrays[number] = Some(array.ok_or_else(nothing_decoded)?);
         }
         Ok(arrays.into_iter().flatten().collect())
     }
 
-    /// Decodes the units of these numbers, and ends the claims to them.
-    fn decoded(
-        &self,
-        numbers: &[usize],
-        units: &[(Key, u64, Arc<Placed>)],
-        opened: &mut Opened<'_>,
-        claimed: &mut Claimed<'_>,
-    ) -> Result<Vec<ArrayRef>> {
-        // In the order of the files, each with its units.
-        let mut by_file: Vec<(u32, Vec<Unit<'_>>)> = Vec::new();
-        let mut at_file: HashMap<u32, usize> = HashMap::new();
-        let mut order = Vec::with_capacity(numbers.len());
-        for &number in numbers {
-            let (key, end, placed) = &units[number];
-            let file = self.file(key.file as usize)?;
-            let unit = Unit::of(file, *key, *end, placed);
-            let at = *at_file.entry(key.file).or_insert_with(|| {
-                by_file.push((key.file, Vec::new()));
-                by_file.len() - 1
-            });
-            order.push((at, by_file[at].1.len(), *key));
-            by_file[at].1.push(unit);
+    /// Decodes units on this thread.
+    fn decode(&self, units: &[(Unit, Arc<Slot>)], opened: &mut Opened<'_>) -> Result<()> {
+        let mut ranges: BTreeMap<u32, Vec<Range<u64>>> = BTreeMap::new();
+        for (unit, _) in units {
+            ranges.entry(unit.key.file).or_default().extend(unit.ranges());
         }
-        let mut requests = Vec::with_capacity(by_file.len());
-        for (number, units) in &by_file {
-            let handle = match opened.files.get(number) {
-                Some(handle) => handle.clone(),
-                None => self.reopened(*number)?,
+        let mut fetched = HashMap::new();
+        for (number, ranges) in ranges {
+            let file = match opened.files.get(&number) {
+                Some(file) => file.clone(),
+                None => self.reopened(number)?,
             };
-            opened.files.insert(*number, handle.clone());
-            requests.push((handle, units.iter().flat_map(Unit::ranges).collect()));
+            opened.files.insert(number, file.clone());
+            fetched.insert(number, Fetched::of(file, ranges)?);
         }
-        let fetched = Fetched::of(requests, opened.queue)?;
-        let mut arrays = Vec::with_capacity(order.len());
-        for (at, unit, key) in order {
-            let array = by_file[at].1[unit].decode(&fetched[at])?;
-            claimed.finish(key, &array);
-            arrays.push(array);
+        for (unit, slot) in units {
+            let file = self.file(unit.key.file as usize)?;
+            let array = unit.decode(file, &fetched[&unit.key.file])?;
+            self.cache().finish(unit.key, slot, Some(array));
         }
-        Ok(arrays)
+        Ok(())
     }
 }
 
-/// The files that a thread has opened for its reads, and the queue of these.
+fn nothing_decoded() -> Error {
+    Error::Panicked("nothing was decoded".to_owned())
+}
+
+/// The files that a thread has opened for its reads, and the queue for those that it makes others do
+/// where storage is slow, if it does.
 struct Opened<'a> {
     files: HashMap<u32, OpenFile>,
-    queue: &'a ReadQueue,
+    queue: Option<&'a ReadQueue>,
 }
 
 /// Claims of a thread, which end even if it fails.
-struct Claimed<'a> {
-    cache: &'a Cache,
-    slots: HashMap<Key, Arc<Slot>>,
-}
+struct Claimed(Vec<(Unit, Arc<Slot>)>);
 
-impl Claimed<'_> {
-    fn finish(&mut self, key: Key, array: &ArrayRef) {
-        if let Some(slot) = self.slots.remove(&key) {
-            self.cache.finish(key, &slot, Some(Arc::clone(array)));
-        }
-    }
-}
-
-impl Drop for Claimed<'_> {
+impl Drop for Claimed {
     fn drop(&mut self) {
-        for (key, slot) in self.slots.drain() {
-            self.cache.finish(key, &slot, None);
-        }
+        self.0.iter().for_each(|(_, slot)| slot.finish(None));
     }
 }
