@@ -4,13 +4,14 @@
 //! the slot, too, and wait for the array, which they get even if the cache has no room for it. So
 //! what is read ahead is not decoded twice, and is freed once its readers have it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
 use arrow_array::{Array, ArrayRef};
 use grainmill_core::lock::lock;
 use grainmill_core::process::PerProcess;
+use grainmill_core::records::lru::Lru;
 use grainmill_core::{Result, interrupt};
 
 /// Consecutive rows of one column of a row group: the numbers of the file, row group, column, and
@@ -46,9 +47,7 @@ pub(crate) struct Cache {
 
 #[derive(Debug, Default)]
 struct State {
-    arrays: HashMap<Key, Entry>,
-    /// The keys by when they were last used.
-    by_use: BTreeMap<u64, Key>,
+    arrays: Lru<Key, ArrayRef>,
     /// Those that somebody holds, and some that nobody holds any longer.
     slots: HashMap<Key, Weak<Slot>>,
     /// What was decoded so far, by the number of the column.
@@ -57,15 +56,6 @@ struct State {
     sweep_at: usize,
     /// The bytes that slots reserve.
     reserved: Arc<AtomicUsize>,
-    byte_len: usize,
-    clock: u64,
-}
-
-#[derive(Debug)]
-struct Entry {
-    array: ArrayRef,
-    byte_len: usize,
-    used: u64,
 }
 
 /// Units of one column.
@@ -146,7 +136,7 @@ impl Cache {
 
     /// Bytes of the arrays kept.
     pub(crate) fn byte_len(&self) -> usize {
-        self.lock().byte_len
+        self.lock().arrays.weight()
     }
 
     /// The bytes, about, of the units that somebody holds.
@@ -162,11 +152,7 @@ impl Cache {
     /// Looks for each of the keys, in order.
     pub(crate) fn claim(&self, units: impl Iterator<Item = (Key, Estimate)>) -> Vec<Claim> {
         let mut state = self.lock();
-        let claim = |(key, estimate)| {
-            let found = state.found(key);
-            found.unwrap_or_else(|| Claim::Decode(state.new_slot(key, estimate)))
-        };
-        units.map(claim).collect()
+        units.map(|(key, estimate)| state.claim(key, estimate)).collect()
     }
 
     /// As [`claim`](Self::claim), for units that are not asked for yet: as far as less than `limit`
@@ -210,21 +196,17 @@ impl Cache {
                 }
             }
         }
-        let claim = |&(key, estimate)| {
-            let found = state.found(key);
-            Some(found.unwrap_or_else(|| Claim::Decode(state.new_slot(key, estimate))))
-        };
-        units.iter().map(claim).collect()
+        units.iter().map(|&(key, estimate)| Some(state.claim(key, estimate))).collect()
     }
 
     /// Ends a claim: keeps `array`, or reports that the unit could not be decoded.
     pub(crate) fn finish(&self, key: Key, slot: &Slot, array: Option<ArrayRef>) {
-        let mut evicted = Vec::new();
-        if let Some(array) = &array {
+        let keep = |array| {
             let mut state = self.lock();
             state.count(key, array);
-            state.insert(key, array, self.budget, &mut evicted);
-        }
+            state.insert(key, array, self.budget)
+        };
+        let evicted = array.as_ref().map(keep);
         slot.finish(array);
         drop(evicted); // frees memory without the lock
     }
@@ -235,25 +217,20 @@ impl Cache {
 }
 
 impl State {
-    fn get(&mut self, key: Key) -> Option<ArrayRef> {
-        let entry = self.arrays.get_mut(&key)?;
-        self.clock += 1;
-        self.by_use.remove(&entry.used);
-        entry.used = self.clock;
-        self.by_use.insert(self.clock, key);
-        Some(Arc::clone(&entry.array))
-    }
-
     /// The array, or the slot of those who decode it.
     fn found(&mut self, key: Key) -> Option<Claim> {
-        if let Some(array) = self.get(key) {
-            return Some(Claim::Found(array));
+        if let Some(array) = self.arrays.get(&key) {
+            return Some(Claim::Found(Arc::clone(array)));
         }
         self.slots.get(&key).and_then(Weak::upgrade).map(Claim::Wait)
     }
 
+    fn claim(&mut self, key: Key, estimate: Estimate) -> Claim {
+        self.found(key).unwrap_or_else(|| Claim::Decode(self.new_slot(key, estimate)))
+    }
+
     fn has(&self, key: Key) -> bool {
-        self.arrays.contains_key(&key)
+        self.arrays.contains(&key)
             || self.slots.get(&key).is_some_and(|slot| slot.strong_count() > 0)
     }
 
@@ -301,24 +278,15 @@ impl State {
         slot
     }
 
-    fn insert(&mut self, key: Key, array: &ArrayRef, budget: usize, evicted: &mut Vec<Entry>) {
+    /// Keeps an array; returns those that leave for it.
+    fn insert(&mut self, key: Key, array: &ArrayRef, budget: usize) -> Vec<ArrayRef> {
         let byte_len = array.get_array_memory_size();
-        if byte_len > budget || self.arrays.contains_key(&key) {
-            return;
+        if byte_len > budget || self.arrays.contains(&key) {
+            return Vec::new();
         }
-        while self.byte_len + byte_len > budget
-            && let Some((_, oldest)) = self.by_use.pop_first()
-        {
-            if let Some(entry) = self.arrays.remove(&oldest) {
-                self.byte_len -= entry.byte_len;
-                evicted.push(entry);
-            }
-        }
-        self.clock += 1;
-        self.byte_len += byte_len;
-        self.by_use.insert(self.clock, key);
-        let array = Arc::clone(array);
-        self.arrays.insert(key, Entry { array, byte_len, used: self.clock });
+        let evicted = self.arrays.make_room(byte_len, budget);
+        self.arrays.insert(key, Arc::clone(array), byte_len);
+        evicted
     }
 }
 

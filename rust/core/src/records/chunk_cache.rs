@@ -38,7 +38,7 @@ pub fn set_budget(byte_len: usize) {
 
 /// How many bytes of decoded chunks this process has cached.
 pub fn cached_bytes() -> usize {
-    cached().byte_len
+    cached().chunks.weight()
 }
 
 /// The number of a file among those that share a cache, and the offset of a chunk in it.
@@ -63,7 +63,6 @@ struct CacheCredit {
 struct CachedChunks {
     /// None is used again: the one that was added first leaves first.
     chunks: Lru<(u32, ChunkKey), Entry>,
-    byte_len: usize,
 }
 
 #[derive(Debug)]
@@ -169,7 +168,7 @@ impl CachedChunks {
         let entry = self.chunks.peek_mut(&key)?;
         entry.num_left = entry.num_left.saturating_sub(count);
         if entry.num_left == 0 {
-            return self.remove(key);
+            return self.chunks.remove(&key).map(|entry| entry.chunk);
         }
         Some(Arc::clone(&entry.chunk))
     }
@@ -181,34 +180,21 @@ impl CachedChunks {
         chunk: Arc<DecodedChunk>,
         num_left: usize,
         budget: usize,
-    ) -> Vec<Arc<DecodedChunk>> {
-        if self.chunks.peek_mut(&key).is_some() {
-            return vec![chunk];
+    ) -> Vec<Entry> {
+        let (byte_len, entry) = (chunk.byte_len(), Entry { chunk, num_left });
+        if self.chunks.contains(&key) {
+            return vec![entry];
         }
-        let mut evicted = Vec::new();
-        let byte_len = chunk.byte_len();
-        while self.byte_len + byte_len > budget
-            && let Some((_, oldest)) = self.chunks.pop_oldest()
-        {
-            self.byte_len -= oldest.chunk.byte_len();
-            evicted.push(oldest.chunk);
-        }
-        self.byte_len += byte_len;
-        self.chunks.insert(key, Entry { chunk, num_left });
+        let evicted = self.chunks.make_room(byte_len, budget);
+        self.chunks.insert(key, entry, byte_len);
         evicted
     }
 
-    fn remove(&mut self, key: (u32, ChunkKey)) -> Option<Arc<DecodedChunk>> {
-        let Entry { chunk, .. } = self.chunks.remove(&key)?;
-        self.byte_len -= chunk.byte_len();
-        Some(chunk)
-    }
-
     /// Evicts and returns all chunks of one cache's files.
-    fn forget(&mut self, id: u32) -> Vec<Arc<DecodedChunk>> {
+    fn forget(&mut self, id: u32) -> Vec<Entry> {
         let keys: Vec<_> =
             self.chunks.iter().map(|(&key, _)| key).filter(|&(of, _)| of == id).collect();
-        keys.into_iter().filter_map(|key| self.remove(key)).collect()
+        keys.into_iter().filter_map(|key| self.chunks.remove(&key)).collect()
     }
 }
 
@@ -230,7 +216,7 @@ mod tests {
             let before = cached.chunks.len();
             let evicted = cached.insert(key, Arc::new(chunk(1 << 20, 2)), 2, budget);
             assert_eq!(cached.chunks.len(), before + 1 - evicted.len());
-            assert!(cached.byte_len <= budget);
+            assert!(cached.chunks.weight() <= budget);
         }
         let mut is_cached =
             |begin: u64| cached.take((u32::try_from(begin % 3).unwrap(), (0, begin)), 1).is_some();

@@ -32,14 +32,14 @@ pub fn set_budget(byte_len: usize) {
 
 /// How many bytes of indices this process has in memory.
 pub fn cached_bytes() -> usize {
-    with_cache(|cache| cache.byte_len)
+    with_cache(|cache| cache.byte_len())
 }
 
 #[derive(Debug, Default)]
 struct IndexCache {
     in_memory: Lru<u64, Arc<Offsets>>,
     elsewhere: HashMap<u64, Elsewhere>,
-    byte_len: usize,
+    elsewhere_len: usize,
 }
 
 /// Offsets in temporary files, or in memory that processes share.
@@ -86,6 +86,10 @@ fn with_cache<T>(work: impl FnOnce(&mut IndexCache) -> T) -> T {
 }
 
 impl IndexCache {
+    fn byte_len(&self) -> usize {
+        self.in_memory.weight() + self.elsewhere_len
+    }
+
     fn get(&mut self, file: u64) -> Option<Arc<Offsets>> {
         let in_memory = self.in_memory.get(&file).cloned();
         in_memory.or_else(|| self.elsewhere.get(&file).map(Elsewhere::offsets))
@@ -94,11 +98,11 @@ impl IndexCache {
     fn insert(&mut self, file: u64, offsets: Arc<Offsets>) {
         self.remove(file);
         if offsets.is_in_memory() {
-            self.byte_len += offsets.byte_len();
-            self.in_memory.insert(file, offsets);
+            let byte_len = offsets.byte_len();
+            self.in_memory.insert(file, offsets, byte_len);
         } else {
             let elsewhere = Elsewhere::of(offsets);
-            self.byte_len += elsewhere.byte_len();
+            self.elsewhere_len += elsewhere.byte_len();
             self.elsewhere.insert(file, elsewhere);
         }
     }
@@ -107,19 +111,18 @@ impl IndexCache {
     /// recently used. If that is not enough, drops what is elsewhere: it is read again when needed.
     fn leaving(&mut self, budget: usize) -> Leaving {
         let mut leaving = Vec::new();
-        if self.byte_len <= budget {
+        if self.byte_len() <= budget {
             return leaving;
         }
         // An eighth more than needed, so that it happens less often.
-        while self.byte_len > budget - budget / 8
+        while self.byte_len() > budget - budget / 8
             && let Some((file, offsets)) = self.in_memory.pop_oldest()
         {
-            self.byte_len -= offsets.byte_len();
             self.elsewhere.insert(file, Elsewhere::Leaving(Arc::clone(&offsets)));
             leaving.push((file, offsets));
         }
-        if self.byte_len > budget {
-            self.byte_len -= self.elsewhere.values().map(Elsewhere::byte_len).sum::<usize>();
+        if self.byte_len() > budget {
+            self.elsewhere_len = 0;
             self.elsewhere.retain(|_, offsets| matches!(offsets, Elsewhere::Leaving(_)));
         }
         leaving
@@ -141,9 +144,11 @@ impl IndexCache {
     }
 
     fn remove(&mut self, file: u64) {
-        let in_memory = self.in_memory.remove(&file).map(|offsets| offsets.byte_len());
-        let elsewhere = || self.elsewhere.remove(&file).map(|elsewhere| elsewhere.byte_len());
-        self.byte_len -= in_memory.or_else(elsewhere).unwrap_or(0);
+        if self.in_memory.remove(&file).is_none()
+            && let Some(elsewhere) = self.elsewhere.remove(&file)
+        {
+            self.elsewhere_len -= elsewhere.byte_len();
+        }
     }
 }
 
@@ -225,8 +230,8 @@ mod tests {
         }
         let in_memory = cache.in_memory.iter().map(|(_, offsets)| offsets.byte_len());
         let elsewhere = cache.elsewhere.values().map(Elsewhere::byte_len);
-        assert_eq!(cache.byte_len, in_memory.chain(elsewhere).sum());
-        assert!(cache.byte_len <= budget || cache.in_memory.len() == 1 && !can_spill);
+        assert_eq!(cache.byte_len(), in_memory.chain(elsewhere).sum());
+        assert!(cache.byte_len() <= budget || cache.in_memory.len() == 1 && !can_spill);
     }
 
     #[test]
@@ -251,7 +256,7 @@ mod tests {
             cache.remove(999);
             inserted(&mut cache, 2000, 100_000, budget, can_spill);
             (0..=2000).for_each(|file| cache.remove(file));
-            assert_eq!(cache.byte_len, 0);
+            assert_eq!(cache.byte_len(), 0);
         }
     }
 

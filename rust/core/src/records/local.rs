@@ -87,8 +87,8 @@ impl OpenFiles {
 
     /// Adds `file`; returns an evicted one, which the caller closes after releasing the lock.
     fn insert(&mut self, id: u64, file: Arc<OpenFile>) -> Vec<Arc<OpenFile>> {
-        let evicted = self.evict_oldest((self.files.len() + 1).saturating_sub(self.max_open));
-        self.files.insert(id, file);
+        let evicted = self.files.make_room(1, self.max_open);
+        self.files.insert(id, file, 1);
         evicted
     }
 

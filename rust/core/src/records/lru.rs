@@ -1,4 +1,4 @@
-//! A map that knows which of its entries was used longest ago.
+//! A map that knows which of its entries was used longest ago, and how much all of them weigh.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -6,13 +6,21 @@ use std::hash::Hash;
 
 /// Values by key, in the order of their last uses.
 #[derive(Debug)]
-pub(crate) struct Lru<K, V> {
-    /// Each value and when it was last used.
-    entries: HashMap<K, (V, u64)>,
+pub struct Lru<K, V> {
+    entries: HashMap<K, Entry<V>>,
     /// A use of each entry, which need not have been its last, and uses of entries that are gone: so
     /// using one again costs no more than looking it up.
     uses: BinaryHeap<Reverse<(u64, K)>>,
     clock: u64,
+    weight: usize,
+}
+
+#[derive(Debug)]
+struct Entry<V> {
+    value: V,
+    /// When it was last used.
+    used: u64,
+    weight: usize,
 }
 
 impl<K, V> Default for Lru<K, V>
@@ -20,7 +28,7 @@ where
     K: Ord,
 {
     fn default() -> Self {
-        Self { entries: HashMap::new(), uses: BinaryHeap::new(), clock: 0 }
+        Self { entries: HashMap::new(), uses: BinaryHeap::new(), clock: 0, weight: 0 }
     }
 }
 
@@ -30,39 +38,64 @@ impl<K: Copy + Eq + Hash + Ord, V> Lru<K, V> {
         self.entries.len()
     }
 
+    /// What the values weigh, such as their bytes.
+    pub fn weight(&self) -> usize {
+        self.weight
+    }
+
     /// The keys and values, in any order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.entries.iter().map(|(key, (value, _))| (key, value))
+        self.entries.iter().map(|(key, entry)| (key, &entry.value))
+    }
+
+    /// Whether `key` has a value, which is not used by that.
+    pub fn contains(&self, key: &K) -> bool {
+        self.entries.contains_key(key)
     }
 
     /// The value of `key`, which is used by that.
-    pub(crate) fn get(&mut self, key: &K) -> Option<&V> {
+    pub fn get(&mut self, key: &K) -> Option<&V> {
         self.clock += 1;
-        let (value, used) = self.entries.get_mut(key)?;
-        *used = self.clock;
-        Some(value)
+        let entry = self.entries.get_mut(key)?;
+        entry.used = self.clock;
+        Some(&entry.value)
     }
 
     /// The value of `key`, which is not used by that.
     pub(crate) fn peek_mut(&mut self, key: &K) -> Option<&mut V> {
-        self.entries.get_mut(key).map(|(value, _)| value)
+        self.entries.get_mut(key).map(|entry| &mut entry.value)
     }
 
-    /// Adds a value, or replaces the one that `key` has; it is used by that.
-    pub(crate) fn insert(&mut self, key: K, value: V) {
+    /// Adds a value of this `weight`, or replaces the one that `key` has; it is used by that.
+    pub fn insert(&mut self, key: K, value: V, weight: usize) {
         self.clock += 1;
-        self.entries.insert(key, (value, self.clock));
+        let replaced = self.entries.insert(key, Entry { value, used: self.clock, weight });
+        self.weight = self.weight + weight - replaced.map_or(0, |entry| entry.weight);
         if self.uses.len() > 2 * self.entries.len() + 64 {
             self.uses =
-                self.entries.iter().map(|(&key, &(_, used))| Reverse((used, key))).collect();
+                self.entries.iter().map(|(&key, entry)| Reverse((entry.used, key))).collect();
         } else {
             self.uses.push(Reverse((self.clock, key)));
         }
     }
 
+    /// Removes the entries that were used longest ago until one of this `weight` fits into
+    /// `limit`, or none is left; returns their values.
+    pub fn make_room(&mut self, weight: usize, limit: usize) -> Vec<V> {
+        let mut removed = Vec::new();
+        while self.weight + weight > limit
+            && let Some((_, oldest)) = self.pop_oldest()
+        {
+            removed.push(oldest);
+        }
+        removed
+    }
+
     /// Removes the value of `key`.
     pub(crate) fn remove(&mut self, key: &K) -> Option<V> {
-        self.entries.remove(key).map(|(value, _)| value)
+        let Entry { value, weight, .. } = self.entries.remove(key)?;
+        self.weight -= weight;
+        Some(value)
     }
 
     /// Removes the entry that was used longest ago.
@@ -70,8 +103,8 @@ impl<K: Copy + Eq + Hash + Ord, V> Lru<K, V> {
         loop {
             let Reverse((used, key)) = self.uses.pop()?;
             match self.entries.get(&key) {
-                Some(&(_, last)) if last == used => return Some((key, self.remove(&key)?)),
-                Some(&(_, last)) => self.uses.push(Reverse((last, key))),
+                Some(entry) if entry.used == used => return Some((key, self.remove(&key)?)),
+                Some(entry) => self.uses.push(Reverse((entry.used, key))),
                 None => {}
             }
         }
@@ -91,6 +124,7 @@ mod tests {
         Insert(u8, u16),
         Remove(u8),
         Pop,
+        MakeRoom(u8, u16),
     }
 
     fn calls() -> impl Strategy<Value = Vec<Call>> {
@@ -101,8 +135,17 @@ mod tests {
             4 => (key.clone(), any::<u16>()).prop_map(|(key, value)| Call::Insert(key, value)),
             2 => key.prop_map(Call::Remove),
             1 => Just(Call::Pop),
+            1 => (any::<u8>(), 0..4000_u16).prop_map(|(len, limit)| Call::MakeRoom(len, limit)),
         ];
         prop::collection::vec(call, 0..600)
+    }
+
+    fn weight(value: u16) -> usize {
+        usize::from(value % 1000)
+    }
+
+    fn sum(list: &[(u8, u16)]) -> usize {
+        list.iter().map(|&(_, value)| weight(value)).sum()
     }
 
     proptest! {
@@ -127,7 +170,7 @@ mod tests {
                     Call::Insert(key, value) => {
                         taken(&mut list, key);
                         list.push((key, value));
-                        lru.insert(key, value);
+                        lru.insert(key, value, weight(value));
                     }
                     Call::Remove(key) => {
                         let found = taken(&mut list, key).map(|(_, value)| value);
@@ -137,8 +180,21 @@ mod tests {
                         let oldest = (!list.is_empty()).then(|| list.remove(0));
                         prop_assert_eq!(lru.pop_oldest(), oldest);
                     }
+                    Call::MakeRoom(len, limit) => {
+                        let (len, limit) = (usize::from(len), usize::from(limit));
+                        let mut removed = Vec::new();
+                        while !list.is_empty() && sum(&list) + len > limit {
+                            removed.push(list.remove(0).1);
+                        }
+                        prop_assert_eq!(lru.make_room(len, limit), removed);
+                    }
                 }
                 prop_assert_eq!(lru.len(), list.len());
+                prop_assert_eq!(lru.weight(), sum(&list));
+                for key in 0..12 {
+                    let is_listed = list.iter().any(|&(other, _)| other == key);
+                    prop_assert_eq!(lru.contains(&key), is_listed);
+                }
                 prop_assert!(lru.uses.len() <= 2 * 12 + 65);
             }
         }

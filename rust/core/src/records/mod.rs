@@ -20,7 +20,7 @@ mod forward_reads;
 pub mod index_cache;
 pub mod json_lines;
 mod local;
-mod lru;
+pub mod lru;
 mod new_file;
 pub mod offsets;
 pub mod outputs;
