@@ -47,17 +47,17 @@ struct AheadJob {
     queue: ReadQueue,
     is_abandoned: AtomicBool,
     todo: Mutex<VecDeque<Task>>,
+    /// Tasks of the stage that have not finished.
+    num_left: AtomicUsize,
     progress: Mutex<Progress>,
     finished: Condvar,
 }
 
 #[derive(Debug)]
 struct Progress {
-    next: Stage,
-    /// Tasks that have not finished, plus one while the next stage's tasks are being added.
-    num_left: usize,
-    /// Units whose requests are to be made.
-    units: Vec<Arc<AheadUnit>>,
+    /// The stages that have not begun.
+    stages: &'static [Stage],
+    is_finished: bool,
     /// What was decoded, or is by another job; held until this job is dropped.
     slots: Vec<Arc<Slot>>,
     /// Chunks, by file, that were read to find pages.
@@ -69,7 +69,6 @@ enum Stage {
     Open,
     Place,
     Fetch,
-    End,
 }
 
 #[derive(Debug)]
@@ -112,7 +111,10 @@ impl Ahead {
         is_beyond: bool,
         queue: &ReadQueue,
     ) -> Self {
-        Self::begin(files, positions, columns, is_beyond, queue, Stage::Open, Vec::new())
+        const STAGES: &[Stage] = &[Stage::Open, Stage::Place, Stage::Fetch];
+        let job = AheadJob::new(files, positions, columns, is_beyond, queue, STAGES);
+        job.go_on();
+        Self { job, owner: std::process::id() }
     }
 
     /// Starts to fetch and decode units that the caller has claimed.
@@ -121,34 +123,9 @@ impl Ahead {
         claimed: &[(Unit, Arc<Slot>)],
         queue: &ReadQueue,
     ) -> Self {
+        let job = AheadJob::new(files, Vec::new(), Vec::new(), false, queue, &[]);
         let unit = |(unit, slot): &(Unit, _)| Arc::new(AheadUnit::new(unit.clone(), slot, None));
-        let units = claimed.iter().map(unit).collect();
-        Self::begin(files, Vec::new(), Vec::new(), false, queue, Stage::Fetch, units)
-    }
-
-    fn begin(
-        files: &Arc<ParquetFiles>,
-        positions: Vec<u64>,
-        columns: Vec<usize>,
-        is_beyond: bool,
-        queue: &ReadQueue,
-        next: Stage,
-        units: Vec<Arc<AheadUnit>>,
-    ) -> Self {
-        let (slots, held) = (Vec::new(), HashMap::new());
-        let progress = Progress { next, num_left: 1, units, slots, held };
-        let job = Arc::new(AheadJob {
-            files: Arc::clone(files),
-            positions,
-            columns,
-            is_beyond,
-            queue: queue.clone(),
-            is_abandoned: AtomicBool::new(false),
-            todo: Mutex::default(),
-            progress: Mutex::new(progress),
-            finished: Condvar::new(),
-        });
-        job.end_task();
+        job.add(requests_of(claimed.iter().map(unit).collect()));
         Self { job, owner: std::process::id() }
     }
 
@@ -161,7 +138,7 @@ impl Ahead {
             return Ok(());
         }
         let started = Instant::now();
-        let is_running = |progress: &mut Progress| progress.num_left > 0;
+        let is_running = |progress: &mut Progress| !progress.is_finished;
         let progress = interrupt::wait_while(&self.job.progress, &self.job.finished, is_running)?;
         let slots = progress.slots.clone();
         drop(progress);
@@ -193,64 +170,79 @@ impl Job for AheadJob {
             let _ = catch_unwind(AssertUnwindSafe(|| self.run(&task)));
         }
         drop(task);
-        self.end_task();
+        if self.num_left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.go_on();
+        }
     }
 }
 
 impl AheadJob {
-    /// Ends a task; the last one of a stage adds those of the next.
-    fn end_task(self: &Arc<Self>) {
-        let mut progress = lock(&self.progress);
-        while progress.num_left == 1 {
-            let stage = progress.next;
-            let next = match stage {
-                Stage::Open => Stage::Place,
-                Stage::Place => Stage::Fetch,
-                Stage::Fetch | Stage::End => Stage::End,
-            };
-            progress.next = next;
-            if matches!(stage, Stage::End) {
-                break;
-            }
-            drop(progress);
+    fn new(
+        files: &Arc<ParquetFiles>,
+        positions: Vec<u64>,
+        columns: Vec<usize>,
+        is_beyond: bool,
+        queue: &ReadQueue,
+        stages: &'static [Stage],
+    ) -> Arc<Self> {
+        let (slots, held) = (Vec::new(), HashMap::new());
+        Arc::new(Self {
+            files: Arc::clone(files),
+            positions,
+            columns,
+            is_beyond,
+            queue: queue.clone(),
+            is_abandoned: AtomicBool::new(false),
+            todo: Mutex::default(),
+            num_left: AtomicUsize::new(0),
+            progress: Mutex::new(Progress { stages, is_finished: false, slots, held }),
+            finished: Condvar::new(),
+        })
+    }
+
+    /// Begins the next stage that has tasks, when none of the last one is left.
+    fn go_on(self: &Arc<Self>) {
+        while let Some(stage) = self.next_stage() {
+            // What fails here is raised where the rows are read.
             let tasks = catch_unwind(AssertUnwindSafe(|| self.tasks_of(stage)));
-            let tasks = tasks.ok().and_then(Result::ok).flatten();
-            progress = lock(&self.progress);
-            let Some(tasks) = tasks else {
-                progress.next = Stage::End;
-                break;
-            };
-            if tasks.is_empty() {
-                continue;
+            match tasks.ok().and_then(Result::ok).flatten() {
+                Some(tasks) if tasks.is_empty() => {}
+                Some(tasks) => return self.add(tasks),
+                None => break,
             }
-            progress.num_left += tasks.len() - 1;
-            drop(progress);
-            let count = tasks.len();
-            lock(&self.todo).extend(tasks);
-            self.queue.submit(Arc::clone(self) as Arc<dyn Job>, count);
-            return;
         }
-        progress.num_left -= 1;
-        let is_done = progress.num_left == 0;
-        if is_done {
-            progress.held.clear();
-        }
+        let mut progress = lock(&self.progress);
+        progress.is_finished = true;
+        progress.held.clear();
         drop(progress);
-        if is_done {
-            self.finished.notify_all();
-        }
+        self.finished.notify_all();
+    }
+
+    fn next_stage(&self) -> Option<Stage> {
+        let mut progress = lock(&self.progress);
+        let (&stage, later) = progress.stages.split_first()?;
+        progress.stages = later;
+        (!self.is_abandoned.load(Ordering::Relaxed)).then_some(stage)
+    }
+
+    /// Adds all tasks of a stage, of which there are some.
+    fn add(self: &Arc<Self>, tasks: Vec<Task>) {
+        let count = tasks.len();
+        self.num_left.store(count, Ordering::Release);
+        lock(&self.todo).extend(tasks);
+        self.queue.submit(Arc::clone(self) as Arc<dyn Job>, count);
     }
 
     /// The tasks of a stage; None if the job ends before it.
     fn tasks_of(&self, stage: Stage) -> Result<Option<Vec<Task>>> {
-        if self.is_abandoned.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
         match stage {
             Stage::Open => Ok(self.opens()),
             Stage::Place => self.places(),
-            Stage::Fetch => self.requests().map(Some),
-            Stage::End => Ok(None),
+            // As far as memory allows.
+            Stage::Fetch => {
+                let picks = self.files.picks(&self.positions)?;
+                Ok(Some(requests_of(self.new_units(&picks)?)))
+            }
         }
     }
 
@@ -304,16 +296,6 @@ impl AheadJob {
             }
         }
         Ok((!self.is_scattered(num_unknown, num_rows)).then_some(tasks))
-    }
-
-    /// The requests for what is not decoded, file by file, as far as memory allows.
-    fn requests(&self) -> Result<Vec<Task>> {
-        let picks = self.files.picks(&self.positions)?;
-        let mut units = self.new_units(&picks)?;
-        units.append(&mut lock(&self.progress).units);
-        units.sort_by_key(|unit| unit.unit.key.file);
-        let by_file = units.chunk_by(|a, b| a.unit.key.file == b.unit.key.file);
-        Ok(by_file.flat_map(requests_of).map(Task::Fetch).collect())
     }
 
     /// Claims the units of `picks` that nobody decodes yet.
@@ -436,8 +418,14 @@ impl Drop for AheadUnit {
     }
 }
 
-/// The requests for `units`, all of one file.
-fn requests_of(units: &[Arc<AheadUnit>]) -> Vec<Request> {
+/// The requests for `units`, file by file.
+fn requests_of(mut units: Vec<Arc<AheadUnit>>) -> Vec<Task> {
+    units.sort_by_key(|unit| unit.unit.key.file);
+    let by_file = units.chunk_by(|a, b| a.unit.key.file == b.unit.key.file);
+    by_file.flat_map(requests_of_file).map(Task::Fetch).collect()
+}
+
+fn requests_of_file(units: &[Arc<AheadUnit>]) -> Vec<Request> {
     let Some(file) = units.first().map(|unit| unit.unit.key.file) else { return Vec::new() };
     let missing: Vec<Vec<Range<u64>>> = units.iter().map(|unit| unit.missing()).collect();
     let all = missing.iter().flatten().cloned().collect();

@@ -89,27 +89,29 @@ impl Fetched {
     }
 
     fn part(&self, range: &Range<u64>) -> Option<Bytes> {
-        let after = self.parts.partition_point(|&(at, _)| at <= range.start);
-        let (at, bytes) = self.parts.get(after.checked_sub(1)?)?;
-        let start = usize::try_from(range.start - at).ok()?;
-        let end = usize::try_from(range.end.checked_sub(*at)?).ok()?;
-        (start <= end && end <= bytes.len()).then(|| bytes.slice(start..end))
+        let len = usize::try_from(range.end.checked_sub(range.start)?).ok()?;
+        let bytes = self.held_from(range.start)?;
+        (len <= bytes.len()).then(|| bytes.slice(..len))
+    }
+
+    /// What is in memory from `at` on.
+    fn held_from(&self, at: u64) -> Option<Bytes> {
+        let after = self.parts.partition_point(|&(start, _)| start <= at);
+        let (start, bytes) = self.parts.get(after.checked_sub(1)?)?;
+        let skipped = usize::try_from(at - start).ok()?;
+        (skipped <= bytes.len()).then(|| bytes.slice(skipped..))
     }
 
     /// The fetched bytes from `at` on, or some that are read now, up to `end`.
     pub(crate) fn window(&self, at: u64, end: u64, min_len: u64) -> Result<Bytes> {
-        let after = self.parts.partition_point(|&(start, _)| start <= at);
-        if let Some((start, bytes)) = after.checked_sub(1).map(|before| &self.parts[before]) {
-            let skipped = usize::try_from(at - start).unwrap_or(usize::MAX);
-            let len = usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX);
-            if skipped < bytes.len() {
-                let held = (bytes.len() - skipped).min(len);
-                if held as u64 >= min_len.min(end - at) {
-                    return Ok(bytes.slice(skipped..skipped + held));
-                }
+        let left = end.saturating_sub(at);
+        match self.held_from(at) {
+            Some(bytes) if !bytes.is_empty() && bytes.len() as u64 >= min_len.min(left) => {
+                let left = usize::try_from(left).unwrap_or(usize::MAX);
+                Ok(bytes.slice(..bytes.len().min(left)))
             }
+            _ => self.file.read(at..end.min(at.saturating_add(min_len.max(WINDOW)))),
         }
-        self.file.read(at..end.min(at.saturating_add(min_len.max(WINDOW))))
     }
 }
 

@@ -215,8 +215,8 @@ impl ParquetFiles {
         self.cache.reserved() < self.max_ahead()
     }
 
-    /// Whether half of that memory is left; otherwise [`start_beyond`](Self::start_beyond) decodes
-    /// nothing.
+    /// Whether half of that memory is left; otherwise nothing is decoded for rows that are asked for much
+    /// later.
     pub fn has_room_beyond(&self) -> bool {
         self.cache.reserved() < self.max_ahead() / 2
     }

@@ -34,16 +34,17 @@ pub struct Rows {
 impl ParquetFiles {
     /// Starts to read and decode the rows at `positions`, on threads of the engine. What fails is raised
     /// when the rows are read; while the result is held, that finds what is decoded.
-    pub fn start(self: &Arc<Self>, positions: Vec<u64>, queue: &ReadQueue) -> Ahead {
+    ///
+    /// Rows that are asked for much later, which `is_beyond` says, do not take the place of others: nothing
+    /// is decoded unless half of the memory has room for all of them.
+    pub fn start(
+        self: &Arc<Self>,
+        positions: Vec<u64>,
+        is_beyond: bool,
+        queue: &ReadQueue,
+    ) -> Ahead {
         let columns = self.fields().map_or(0, |fields| fields.len());
-        Ahead::start(self, positions, (0..columns).collect(), false, queue)
-    }
-
-    /// As [`start`](Self::start), for rows that are asked for much later, and do not take the place of
-    /// others: nothing is decoded unless half of the memory has room for all of them.
-    pub fn start_beyond(self: &Arc<Self>, positions: Vec<u64>, queue: &ReadQueue) -> Ahead {
-        let columns = self.fields().map_or(0, |fields| fields.len());
-        Ahead::start(self, positions, (0..columns).collect(), true, queue)
+        Ahead::start(self, positions, (0..columns).collect(), is_beyond, queue)
     }
 
     /// Reads the rows at `positions`, in that order, with as many reads in flight as `queue` allows.

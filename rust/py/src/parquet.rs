@@ -136,7 +136,7 @@ impl PyParquetFiles {
         queue: Option<&PyReadQueue>,
     ) -> PyResult<PyRowsAhead> {
         let positions = positions(&indices)?;
-        Ok(PyRowsAhead(py.detach(|| self.files.start(positions, of(queue)))))
+        Ok(PyRowsAhead(py.detach(|| self.files.start(positions, false, of(queue)))))
     }
 
     /// As `start`, for rows that are asked for much later: nothing is decoded unless half of the
@@ -149,7 +149,7 @@ impl PyParquetFiles {
         queue: Option<&PyReadQueue>,
     ) -> PyResult<PyRowsAhead> {
         let positions = positions(&indices)?;
-        Ok(PyRowsAhead(py.detach(|| self.files.start_beyond(positions, of(queue)))))
+        Ok(PyRowsAhead(py.detach(|| self.files.start(positions, true, of(queue)))))
     }
 
     /// Reads so far, their bytes, how many of them were timed, and the seconds those took.
@@ -215,7 +215,7 @@ impl PyParquetFiles {
         wait_for(py, || {
             let rows = start..start.saturating_add(count);
             let ahead = if self.files.is_slow() {
-                let ahead = self.files.start(rows.clone().collect(), of(None));
+                let ahead = self.files.start(rows.clone().collect(), false, of(None));
                 ahead.wait()?;
                 Some(ahead)
             } else {
