@@ -220,6 +220,60 @@ def test_memory_is_limited_where_a_dictionary_repeats_long_values(
     assert peak < 400
 
 
+def outcome(files, indices):
+    """The rows, or the error without the folder of its file."""
+    try:
+        return files.read(indices)
+    except GrainmillError as error:
+        return re.sub(r"\S*/(?=\d\.parquet)", "", str(error))
+
+
+def test_rows_for_which_nothing_is_decoded_ahead_are_fetched_together(server, blobs):
+    rows, data = blobs
+    server.put("/x.parquet", data)
+    files = ParquetDataSource(f"{server.url}/x.parquet", cache_bytes=0)._files
+    server.latency_s = LATENCY_S
+    files.read_one(0)
+    ahead = files.start(np.arange(70))
+    ahead.wait()
+    assert not files.has_room  # for more than 64 MiB
+    started_anew(server, keeps=6)
+    assert files.read(np.arange(70, 80)) == [{"blob": row} for row in rows[70:80]]
+    assert server.max_active >= 6
+
+
+@pytest.mark.parametrize("seed", range(cases(2, 40)))
+def test_what_is_not_decoded_ahead_fails_as_where_files_are_near(server, tmp_path, seed):
+    # Decoded, 36 units count as 144 MiB, of which 64 are decoded ahead; in fact, texts are shared.
+    rng = np.random.default_rng(seed)
+    urls, paths = [], []
+    for number in range(3):
+        texts = pa.array([rng.bytes(20_000).hex() for _ in range(9)])
+        columns = {name: texts.take(pa.array(rng.integers(0, 9, 600))) for name in "ab"}
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table(columns), path, row_group_size=100, write_page_checksum=True)
+        urls.append(f"{server.url}/{path.name}")
+        paths.append(path)
+
+    def read(indices):
+        for path in paths:
+            server.put(f"/{path.name}", path.read_bytes())
+        far, near = (ParquetDataSource(files, cache_bytes=0)._files for files in (urls, paths))
+        server.latency_s = LATENCY_S
+        found = outcome(far, indices)
+        assert found == outcome(near, indices)
+        return found
+
+    indices = rng.permutation(1800)[:300]
+    assert isinstance(read(indices), list)
+    for path in paths:
+        data = bytearray(path.read_bytes())
+        column = pq.ParquetFile(path).metadata.row_group(int(rng.integers(6))).column(0)
+        data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
+        path.write_bytes(data)
+    assert isinstance(read(indices), str)
+
+
 def test_rows_read_beyond_take_half_of_the_memory_or_none(server, blobs):
     rows, data = blobs
     server.put("/x.parquet", data)
