@@ -1,7 +1,7 @@
 //! Python bindings of Parquet files: rows as dicts, and columns as arrays.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use grainmill_core::Error;
 use grainmill_core::pipeline::ReadQueue;
@@ -273,7 +273,7 @@ impl PyParquetFiles {
 impl PyParquetFiles {
     /// Whether the columns have nulls in these rows, as far as that matters.
     fn nulls_of(&self, start: u64, len: u64) -> grainmill_core::Result<Arc<Vec<NullTree>>> {
-        let last = || self.nulls.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let last = || self.nulls.lock();
         if let Some((of_start, of_len, nulls)) = &*last()
             && (*of_start, *of_len) == (start, len)
         {
