@@ -14,7 +14,7 @@ use bytes::Bytes;
 use grainmill_core::lock::lock;
 use grainmill_core::pipeline::{Job, ReadQueue};
 use grainmill_core::records::storage_latency;
-use grainmill_core::{Result, interrupt};
+use grainmill_core::{Result, interrupt, process};
 
 use crate::cache::{Claim, Estimate, Key, Slot};
 use crate::decode::Unit;
@@ -114,7 +114,7 @@ impl Ahead {
         const STAGES: &[Stage] = &[Stage::Open, Stage::Place, Stage::Fetch];
         let job = AheadJob::new(files, positions, columns, is_beyond, queue, STAGES);
         job.go_on();
-        Self { job, owner: std::process::id() }
+        Self { job, owner: process::id() }
     }
 
     /// Starts to fetch and decode units that the caller has claimed.
@@ -126,7 +126,7 @@ impl Ahead {
         let job = AheadJob::new(files, Vec::new(), Vec::new(), false, queue, &[]);
         let unit = |(unit, slot): &(Unit, _)| Arc::new(AheadUnit::new(unit.clone(), slot, None));
         job.add(requests_of(claimed.iter().map(unit).collect()));
-        Self { job, owner: std::process::id() }
+        Self { job, owner: process::id() }
     }
 
     /// Waits until all rows are decoded, or cannot be.
@@ -134,7 +134,7 @@ impl Ahead {
     /// # Errors
     /// If the wait is interrupted.
     pub fn wait(&self) -> Result<()> {
-        if self.owner != std::process::id() {
+        if self.owner != process::id() {
             return Ok(());
         }
         let started = Instant::now();
@@ -152,7 +152,7 @@ impl Ahead {
 
 impl Drop for Ahead {
     fn drop(&mut self) {
-        if self.owner != std::process::id() {
+        if self.owner != process::id() {
             return; // a thread of the parent may hold the lock
         }
         self.job.is_abandoned.store(true, Ordering::Relaxed);

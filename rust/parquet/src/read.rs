@@ -282,8 +282,8 @@ impl ParquetFiles {
         for (number, slot) in slots {
             let mut array = slot.wait()?;
             if array.is_none() {
-                // Another thread could not decode it: this one finds out why. As long as the slot is held,
-                // others find what it decodes.
+                // Those who fetched it could not decode it: this thread finds out why. As long as the slot
+                // is held, others find what it decodes.
                 self.decode(&[(units[number].clone(), Arc::clone(&slot))], opened)?;
                 array = slot.wait()?;
             }
