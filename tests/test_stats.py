@@ -2,6 +2,7 @@
 
 import gc
 import io
+import itertools
 import json
 import random
 import time
@@ -13,6 +14,8 @@ import pytest
 import grainmill as grain
 from grainmill import MapDataset, MultiprocessingOptions, ReadOptions
 from grainmill._dataset.views.statistics import asked_verdict, report_on
+from grainmill._iterators import metering
+from grainmill._stats import meters, users_iterators
 from grainmill._stats.meters import LoopMeter, StageMeter
 from grainmill._stats.verdict import verdict_on
 from grainmill.array_record import ArrayRecordWriter
@@ -341,6 +344,133 @@ def test_users_iterator_reports_its_own_time():
     time_s = stage_named(stats, "Timed")["time_s"]
     assert 40 * 0.003 <= time_s < SLEPT["recorded"] + SLEPT["unrecorded"] / 2
     assert stage_named(stats, "MapMapDataset")["time_s"] >= 40 * 0.005
+
+
+CLOCK = {"now_s": 0.0}
+
+
+class Ticks(grain.IterDataset):
+    """Its iterator takes time only of `CLOCK`, which `own_s` adds up."""
+
+    def __init__(self, parent, seed, kind):
+        super().__init__(parent)
+        self.seed, self.kind = seed, kind
+        self.own_s = 0.0
+
+    def __iter__(self):
+        return self.kind(self._parent.__iter__(), self)
+
+    def tick(self, seconds):
+        self.own_s += seconds
+        CLOCK["now_s"] += seconds
+
+
+class TicksIterator(grain.DatasetIterator):
+    """Calls its parent at any time: several times for an element, or not at all."""
+
+    def __init__(self, parent, dataset):
+        super().__init__(parent)
+        self._dataset = dataset
+        self._random = random.Random(dataset.seed)
+        self._ready = []
+
+    def __next__(self):
+        while True:
+            self._dataset.tick(self._random.random())
+            if self._ready:
+                return self._ready.pop()
+            for _ in range(self._random.randrange(4)):
+                self._ready.append(next(self._parent))
+                self._dataset.tick(self._random.random())
+
+    def get_state(self):
+        return self._parent.get_state()
+
+    def set_state(self, state):
+        self._parent.set_state(state)
+
+
+class TicksWithSlots(TicksIterator):
+    __slots__ = ("more",)
+
+
+class TicksOfAFamily(TicksIterator):
+    def __init_subclass__(cls, *, name="", **options):
+        super().__init_subclass__(**options)
+
+
+class TicksOfNoOtherClass(TicksIterator):
+    def __init_subclass__(cls):
+        raise TypeError("it is complete")
+
+
+class TicksOverOwn(TicksIterator):
+    """Takes elements from another iterator that is no data set's, whose time is its own, too."""
+
+    def __init__(self, parent, dataset):
+        super().__init__(TicksIterator(parent, dataset), dataset)
+
+
+@pytest.fixture
+def timed_by_ticks(monkeypatch):
+    """Makes statistics take the time from `CLOCK`, and time all calls."""
+    grain.config.update("py_debug_mode", value=True)
+    for module in (metering, users_iterators, meters):
+        monkeypatch.setattr(module, "both_clocks", lambda: CLOCK["now_s"] * (1 + 1j))
+    monkeypatch.setattr(meters, "reading_cost", lambda: 0j)
+    yield
+    grain.config.update("py_debug_mode", value=False)
+
+
+@pytest.mark.usefixtures("timed_by_ticks")
+@pytest.mark.parametrize("seed", range(effort.SEED, effort.SEED + effort.cases(30, 1000)))
+def test_users_datasets_have_their_own_times_exactly(seed):
+    """Directly over each other, or with stages between them."""
+    rng = random.Random(seed)
+    ds = MapDataset.range(100_000).to_iter_dataset(CALLER)
+    own = []
+    kinds = [TicksIterator, TicksWithSlots, TicksOfAFamily]
+    for _ in range(rng.randrange(1, 5)):
+        ds = Ticks(ds, rng.random(), rng.choice(kinds))
+        own.append(ds)
+        if rng.random() < 0.3:
+            ds = rng.choice([ds.map(lambda x: x), ds.filter(np.any), ds.batch(2)])
+    with iter(ds.map(lambda x: x)) as iterator:
+        for _ in range(rng.randrange(1, 30)):
+            next(iterator)
+        stages = report_on(iterator).stages
+    found = {stage.node.dataset: stage.meter for stage in stages if stage.name.startswith("Ticks")}
+    for dataset in own:
+        assert found[dataset].total_s == pytest.approx(dataset.own_s), seed
+        assert found[dataset].cpu_s == pytest.approx(dataset.own_s), seed
+
+
+@pytest.mark.usefixtures("timed_by_ticks")
+def test_time_of_an_iterator_that_is_no_datasets_is_that_of_the_one_that_calls_it():
+    below = Ticks(MapDataset.range(1000).to_iter_dataset(CALLER), 1, TicksIterator)
+    above = Ticks(below.map(lambda x: x), 2, TicksOverOwn)
+    with iter(above.map(lambda x: x)) as iterator:
+        for _ in range(20):
+            next(iterator)
+        stages = report_on(iterator).stages
+    found = [stage.meter.total_s for stage in stages if stage.name.startswith("Ticks")]
+    assert found == pytest.approx([above.own_s, below.own_s])
+
+
+def test_users_iterators_are_of_their_own_class_between_calls():
+    kinds = (TicksIterator, TicksWithSlots)
+    lowest = Ticks(MapDataset.range(1000).to_iter_dataset(CALLER), 1, TicksOfNoOtherClass)
+    below = Ticks(lowest, 1, kinds[0])
+    opened = []
+
+    def keep(parent, dataset):
+        opened.append(kinds[1](parent, dataset))
+        return opened[0]
+
+    for _ in itertools.islice(Ticks(below, 2, keep).map(lambda x: x), 200):
+        assert isinstance(opened[0]._parent, kinds[0])
+        assert type(opened[0]) is kinds[1]
+        assert type(opened[0]._parent) is kinds[0]
 
 
 def test_statistics_of_a_users_iterator_are_those_of_what_it_reads():

@@ -332,6 +332,10 @@ def prefetched(ds, size=4):
     return grain.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=size)
 
 
+def in_workers(ds):
+    return ds.mp_prefetch(MultiprocessingOptions(2))
+
+
 def add_in_every_mode(name, kinds, names, build, *, consume=None, modes=MODES):
     for mode, options in modes.items():
         slow(f"{name}: {mode}", kinds, names, consume)(functools.partial(build, options))
@@ -442,6 +446,35 @@ slow("user's own data set: 16 threads", FUNCTION, "DearBatches")(
 slow("user's own data set that waits: 0 threads", FUNCTION, "DearBatches")(
     lambda: DearBatches(numbers().map(cheap).to_iter_dataset(CALLER), wait).map(cheap)
 )
+slow("user's own data set over a slow function of elements: 0 threads", FUNCTION, "DearBatches")(
+    lambda: DearBatches(numbers().to_iter_dataset(CALLER).map(dear)).map(cheap)
+)
+
+
+def with_own(options, kinds, add=lambda ds: ds):
+    """A pipeline of users' own data sets, each directly over the next one of `kinds`."""
+    ds = numbers().map(trifling).to_iter_dataset(options)
+    return add(functools.reduce(lambda ds, kind: kind(ds), reversed(kinds), ds)).map(trifling)
+
+
+def add_own(name, kinds, modes):
+    for mode, (options, add) in modes.items():
+        build = functools.partial(with_own, options, kinds, add)
+        slow(f"{name} of {len(kinds)} data sets of users: {mode}", FUNCTION, "DearBatches")(build)
+
+
+IN_THREAD_OF_WORKERS = {"thread in workers": (MANY, lambda ds: in_workers(prefetched(ds)))}
+EVERYWHERE = {
+    "0 threads": (CALLER, lambda ds: ds),
+    "16 threads": (MANY, lambda ds: ds),
+    "thread prefetch": (CALLER, prefetched),
+    "mp_prefetch": (CALLER, in_workers),
+    **IN_THREAD_OF_WORKERS,
+}
+add_own("the upper", [DearBatches, CheapBatches], IN_THREAD_OF_WORKERS)
+add_own("the lower", [CheapBatches, DearBatches], EVERYWHERE)
+add_own("the middle", [CheapBatches, DearBatches, CheapBatches], EVERYWHERE)
+add_own("the lowest", [CheapBatches, CheapBatches, DearBatches], IN_THREAD_OF_WORKERS)
 # Thread prefetch.
 slow("map, pack, batch, thread prefetch: 16 threads", FUNCTION, "`dear @")(
     lambda: prefetched(packed(numbers().map(dear).map(tokens).to_iter_dataset()).batch(2))

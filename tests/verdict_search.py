@@ -287,13 +287,7 @@ class Draw:
         chosen = [self.random.choice(list(functions)) for _ in range(count)]
         if self.batch or self.joint == "zip":  # whose elements all must be there
             chosen = ["map" if name == "filter" else name for name in chosen]
-        places = []
-        for name in chosen:
-            # One that reads from another one is not told from that.
-            after_own = self.places and self.places[-1].name == "own" == name
-            name = "map" if after_own else name  # noqa: PLW2901
-            places.append(self._place(name, functions[name], weight))
-        return places
+        return [self._place(name, functions[name], weight) for name in chosen]
 
     def _part(self):
         source = self._place("source", None, self._weight)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.batches.batch_blocks import byte_len
 from grainmill._iterators.read import ReadStage
+from grainmill._iterators.user_defined import UserDefinedStage
 from grainmill._stats.meters import CallTimer, StageMeter, both_clocks, clock_s, reading_cost_s
+from grainmill._stats.users_iterators import TimedCall, TimedIterators, called_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from grainmill._iterators.base.stage import Block, Stage
     from grainmill._stats.meters import Recorder
@@ -27,8 +29,8 @@ _REFRESH_S = 0.1
 class PullMeter:
     """Times the pulls of `stage` and of the stages upstream that the same thread pulls from.
 
-    In a timed pull, `pull` of each of these stages is replaced by one that takes the time. Pulls
-    that are not timed cost nothing.
+    In a timed pull, `pull` of each of these stages is replaced by one that takes the time, and so
+    is `__next__` of the iterators that a user's one calls. Pulls that are not timed cost nothing.
 
     Args:
         stage: The last stage.
@@ -48,12 +50,13 @@ class PullMeter:
         self.timer = CallTimer(recorder.share)
         self._away: deque[tuple[float, int]] = deque(maxlen=2 * _ENOUGH_AWAY)
         self._timed: list[Stage] = []
+        self._calls: list[TimedCall] = []
+        self._iterators = TimedIterators(self._calls, self._add_call)
         self._pulls: list[tuple[StageMeter, int, float, float]] = []  # of the current timed pull
         self._added: dict[StageMeter, tuple[float, complex]] = {}  # what each got from all of them
         self._num_pulled = 0  # elements of the current timed pull
         self._num_timed = 0  # elements of timed pulls, and of those that these stand for
         self._num_untimed = 0  # elements of pulls before the current pause that none stands for
-        self._stack: list[complex] = []
         self._started_s = self._start_cost_s = 0.0
         self._refreshed_s = 0.0
         self._left_at: tuple[float, int, int] | None = None
@@ -166,7 +169,8 @@ class PullMeter:
             return
         finished_s = clock_s()
         elapsed_s = finished_s - self._started_s
-        cost_s = self._start_cost_s + reading_cost_s() * _PULL_STEPS * len(self._timed)
+        num_timed = len(self._timed) + self._iterators.take_calls()
+        cost_s = self._start_cost_s + reading_cost_s() * _PULL_STEPS * num_timed
         self.stop()
         cost_s += clock_s() - finished_s
         self.timer.record(elapsed_s / num_pulled, cost_s)
@@ -191,6 +195,7 @@ class PullMeter:
             for name in ("pull", "pull_batches"):
                 stage.__dict__.pop(name, None)
         self._timed.clear()
+        self._iterators.stop()
 
     def _replace(self, stage: Stage) -> None:
         """Makes the pulls of `stage` and of those upstream take the time."""
@@ -210,9 +215,28 @@ class PullMeter:
                 meter,
                 waits=stage.has_own_thread,
             )
+        if isinstance(stage, UserDefinedStage) and stage.node is not None:
+            for node, iterator in called_by(stage.node, stage.iterator):
+                self._iterators.start(
+                    iterator, None if node is None else self._recorder.stage(node)
+                )
         if not stage.has_own_thread:
             for parent in stage.parents:
                 self._replace(parent)
+
+    def _add_call(self, meter: StageMeter, elements: list[Any], times: complex) -> None:
+        """Adds a call of a user's iterator, which returned `elements`."""
+        self._pulls.append((meter, len(elements), times.real, times.imag))
+        if elements:
+            self._look_at(elements, meter)
+
+    def _look_at(self, elements: Sequence[Any], meter: StageMeter) -> None:
+        """Records what elements are like."""
+        spec_of = self._recorder.spec_of
+        if meter.spec is None and spec_of is not None:
+            meter.spec = spec_of(elements[0])
+        if not meter.element_bytes or self._recorder.tracks:
+            meter.element_bytes = byte_len(elements[-1])
 
     def _replace_one(
         self,
@@ -240,11 +264,12 @@ class PullMeter:
         is_last: bool,
     ) -> Callable[..., Any]:
         """`pull` with its times going to `meter`; only CPU time, if its waits are known exactly."""
-        stack, spec_of = self._stack, self._recorder.spec_of
+        calls = self._calls
 
         def timed_pull(*limits: int) -> Any:
             num_elements = 0
-            stack.append(0j)
+            call = TimedCall(of_spec)
+            calls.append(call)
             started = both_clocks()
             try:
                 pulled = pull(*limits)
@@ -254,9 +279,10 @@ class PullMeter:
                     num_elements = len(pulled.elements)
             finally:
                 elapsed = both_clocks() - started
-                own = elapsed - stack.pop()
-                if stack:
-                    stack[-1] += elapsed
+                calls.pop()
+                own = elapsed - call.nested
+                if calls:
+                    calls[-1].nested += elapsed
                 if meter is not None:
                     own_s = own.imag if waits else own.real
                     self._pulls.append((meter, num_elements, own_s, own.imag))
@@ -264,10 +290,7 @@ class PullMeter:
                 if pulled.finish is not None:  # with columns, it makes rows and calls nothing
                     of_spec.passes_lazy |= pulled.columns is None
                     return pulled
-                if of_spec.spec is None and spec_of is not None:
-                    of_spec.spec = spec_of(pulled.elements[0])
-                if not of_spec.element_bytes or self._recorder.tracks:
-                    of_spec.element_bytes = byte_len(pulled.elements[-1])
+                self._look_at(pulled.elements, of_spec)
             return pulled
 
         return timed_pull

@@ -82,6 +82,7 @@ class StageMeter:
         element_bytes: Bytes of the last element looked at.
         spec: The spec of its elements, a pytree of texts; `None` where it is not recorded.
         passes_lazy: Whether functions upstream run only when its elements are requested.
+        is_own: Whether the times of iterators that it calls are left out.
     """
 
     __slots__ = (
@@ -90,6 +91,7 @@ class StageMeter:
         "cpu_s",
         "element_bytes",
         "elements",
+        "is_own",
         "max_s",
         "min_s",
         "num_steps",
@@ -107,7 +109,7 @@ class StageMeter:
         self.num_steps = 0.0
         self.element_bytes = 0.0
         self.spec: Any = None
-        self.passes_lazy = False
+        self.passes_lazy = self.is_own = False
         self._usual_s = self._usual_cpu_s = 0.0
 
     def add(self, elements: float, total_s: float, cpu_s: float, weight: float = 1.0) -> None:
@@ -153,11 +155,12 @@ class StageMeter:
             self.num_steps,
             self.element_bytes,
             self.passes_lazy,
+            self.is_own,
         )
 
     def merge(self, numbers: Sequence[float]) -> None:
         """Adds the `snapshot` of the same stage elsewhere."""
-        elements, total_s, min_s, max_s, cpu_s, num_steps, element_bytes, passes_lazy = numbers
+        elements, total_s, min_s, max_s, cpu_s, num_steps, element_bytes, *flags = numbers
         self.elements += elements
         self.total_s += total_s
         self.min_s = min(self.min_s, min_s)
@@ -165,7 +168,9 @@ class StageMeter:
         self.cpu_s += cpu_s
         self.num_steps += num_steps
         self.element_bytes = element_bytes or self.element_bytes
+        passes_lazy, is_own = flags
         self.passes_lazy |= bool(passes_lazy)
+        self.is_own |= bool(is_own)
 
 
 def _usual(usual_s: float, new_s: float) -> tuple[float, float]:

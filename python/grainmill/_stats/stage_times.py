@@ -155,6 +155,8 @@ def subtract_lazy(stages: Sequence[StageReport]) -> None:
     for stage in stages:
         if stage.node.is_elementwise or stage.is_prefetch or stage.meter.passes_lazy:
             continue
+        if runs_plans(stage.node):  # `set_self_time` subtracts all that is behind it
+            continue
         lazy = sum((lazy_times(stages, stages[number]) for number in stage.inputs), 0j)
         _subtract(stage.meter, lazy)
 
@@ -180,7 +182,9 @@ def lazy_times(stages: Sequence[StageReport], stage: StageReport) -> complex:
 
 def set_self_time(stages: Sequence[StageReport], stage: StageReport) -> None:
     """Sets the time of a stage that opens iterators to its own: as they report, or the rest."""
-    behind = sum((thread_times(stages, number) for number in stage.inputs), 0j)
+    behind = 0j
+    if not stage.meter.is_own:
+        behind = sum((thread_times(stages, number) for number in stage.inputs), 0j)
     _subtract(stage.meter, behind)
     if stage.meter.max_s:
         behind_s = behind.real / max(1.0, stage.meter.elements)
