@@ -14,6 +14,7 @@ import pytest
 import grainmill as grain
 from grainmill import MapDataset, MultiprocessingOptions, ReadOptions
 from grainmill._dataset.views.statistics import asked_verdict, report_on
+from grainmill._evaluate import fused, fused_blocks
 from grainmill._iterators import metering
 from grainmill._stats import meters, users_iterators
 from grainmill._stats.meters import LoopMeter, StageMeter
@@ -141,10 +142,11 @@ def test_timed_calls_stand_for_the_elements_of_calls_of_any_length(seed, counts)
         if meter.timer.countdown > 0:
             meter.pass_over(count)
         else:
-            meter.start()
+            times = meter.start()
+            times.of_steps[0].append(element_s)
             of_call, cost_s = element_s * count, chosen.choice([0.0, 1e-3, 1e-2])
             started_s = time.perf_counter() - of_call.real - cost_s
-            meter.record([[element_s]], [None] * count, of_call, started_s)
+            meter.record(times, [None] * count, of_call, started_s)
         if chosen.random() < 0.5:
             continue
         meter.update()
@@ -415,7 +417,7 @@ class TicksOverOwn(TicksIterator):
 def timed_by_ticks(monkeypatch):
     """Makes statistics take the time from `CLOCK`, and time all calls."""
     grain.config.update("py_debug_mode", value=True)
-    for module in (metering, users_iterators, meters):
+    for module in (metering, users_iterators, meters, fused, fused_blocks):
         monkeypatch.setattr(module, "both_clocks", lambda: CLOCK["now_s"] * (1 + 1j))
     monkeypatch.setattr(meters, "reading_cost", lambda: 0j)
     yield
@@ -443,6 +445,66 @@ def test_users_datasets_have_their_own_times_exactly(seed):
     for dataset in own:
         assert found[dataset].total_s == pytest.approx(dataset.own_s), seed
         assert found[dataset].cpu_s == pytest.approx(dataset.own_s), seed
+
+
+class TickingFunction:
+    """Takes time only of `CLOCK`, which `own_s` adds up."""
+
+    def __init__(self, seed, keeps=1.0):
+        self.random, self.keeps, self.own_s = random.Random(seed), keeps, 0.0
+
+    def __call__(self, *_):
+        seconds = self.random.choice([0.0, 0.1, 5.0]) * self.random.random()
+        self.own_s += seconds
+        CLOCK["now_s"] += seconds
+        return 1 if self.keeps == 1 else self.random.random() < self.keeps
+
+
+def ticking_map(ds, function):
+    return ds.map(function)
+
+
+def ticking_map_with_index(ds, function):
+    return ds.map_with_index(function)
+
+
+def ticking_filter(ds, function):
+    function.keeps = 0.7
+    return ds.filter(function)
+
+
+def ticking_random_map(ds, function):
+    return ds.random_map(function, seed=1)
+
+
+@pytest.mark.usefixtures("timed_by_ticks")
+@pytest.mark.parametrize("seed", range(effort.SEED, effort.SEED + effort.cases(30, 1000)))
+def test_functions_of_datasets_that_share_a_loop_have_their_own_times(seed):
+    """But for the first calls, of which single elements are timed."""
+    rng = random.Random(seed)
+    kinds = [ticking_map, ticking_map_with_index, ticking_filter, ticking_random_map]
+    chain = rng.choices(kinds, k=rng.randrange(1, 4))
+    functions, parts = [], []
+    for number in range(rng.randrange(1, 5)):
+        ds = MapDataset.range(1000 * number, 1000 * number + rng.choice([3, 30, 1000]))
+        for kind in chain:
+            functions.append(TickingFunction(rng.random()))
+            ds = kind(ds, functions[-1])
+        parts.append(ds)
+    join = rng.choice([MapDataset.mix, MapDataset.concatenate])
+    with iter(join(parts).repeat().to_iter_dataset(CALLER)) as iterator:
+        for _ in range(rng.randrange(400, 600)):
+            next(iterator)
+        stages = report_on(iterator).stages
+    # In proportion: the time of all is that of blocks, by a real clock.
+    found = {
+        of_stage.node.transform: of_stage.meter.total_s
+        for of_stage in stages
+        if hasattr(of_stage.node, "transform")
+    }
+    whole, all_s = sum(found.values()), sum(function.own_s for function in functions)
+    for function in functions:
+        assert found[function] / whole == pytest.approx(function.own_s / all_s, abs=0.05), seed
 
 
 @pytest.mark.usefixtures("timed_by_ticks")

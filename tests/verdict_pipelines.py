@@ -125,6 +125,10 @@ def dear_indexed(_, x):
     return costs(compute, 2, x)
 
 
+def cheap_random(x, rng):
+    return costs(compute, 0.2, x + int(rng.integers(2)))
+
+
 def dear_random(x, rng):
     return costs(compute, 2, x + int(rng.integers(2)))
 
@@ -591,6 +595,30 @@ slow("map of one part of a mixture: 16 threads", FUNCTION, "`dear @")(
     lambda: MapDataset.mix([numbers().map(dear), numbers().map(cheap)], [0.5, 0.5]).to_iter_dataset(
         MANY
     )
+)
+# Alike parts share one loop, which has the time of each of their functions.
+IN_ALL = {**MODES, "2 workers": WORKERS}
+add_in_every_mode(
+    "map of the second part of a mixture",
+    FUNCTION,
+    "`dear @",
+    lambda options: MapDataset.mix([numbers().map(cheap), numbers().map(dear)]).to_iter_dataset(
+        options
+    ),
+    modes=IN_ALL,
+)
+add_in_every_mode(
+    "random map of the last part of a concatenation of three",
+    FUNCTION,
+    "`dear_random @",
+    lambda options: MapDataset.concatenate(
+        [
+            numbers()[:50].random_map(cheap_random, seed=1),
+            numbers()[:50].random_map(cheap_random, seed=2),
+            numbers().random_map(dear_random, seed=3),
+        ]
+    ).to_iter_dataset(options),
+    modes=IN_ALL,
 )
 slow("map of one part of iter.mix, pack: 16 threads", FUNCTION, "`dear @")(
     lambda: packed(

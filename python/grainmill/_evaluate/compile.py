@@ -84,14 +84,14 @@ class _Unfused(NamedTuple):
         inputs: The source with the number of its column, or the chains upstream.
         source: The node of the source, or of the join; the first of several.
         steps: The functions.
-        nodes: The node of each function; the first of several that share one.
+        nodes: The node of each function; several where each dataset has its own.
         columns: Those of functions that take more than the element.
     """
 
     inputs: Any
     source: Node
     steps: list[Step]
-    nodes: list[Node]
+    nodes: list[Sequence[Node]]
     columns: list[StepColumn]
 
     def chain(self, recorder: Recorder) -> Chain:
@@ -103,12 +103,12 @@ class _Unfused(NamedTuple):
             source = self.inputs
             reads = source[1].first_step() if steps else None
             if reads is not None:
-                steps, nodes = [reads, *steps], [self.source, *nodes]
+                steps, nodes = [reads, *steps], [[self.source], *nodes]
         maps_blocks = any(step.block is not None for step in steps)
         fused = BlockFused(steps) if maps_blocks else Fused(steps)
         if steps:
             fused.meter = recorder.loop(nodes, byte_len)
-            if nodes[0] is not self.source:
+            if nodes[0][0] is not self.source:
                 fused.meter.source = recorder.stage(self.source)
         return Chain(source, upstream, fused, tuple(self.columns))
 
@@ -156,7 +156,7 @@ class _Compiler:
                     number = tap = next(self._numbers)
                 unfused.columns.append(StepColumn(number, "dataset"))
             unfused.steps.append(step)
-            unfused.nodes.append(nodes[0])
+            unfused.nodes.append(nodes if by_dataset else nodes[:1])
             taps.append(tap)
         has_taps = any(tap is not None for tap in taps)
         for dataset, path in enumerate(paths):

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 from grainmill._evaluate.evaluated import Evaluated, until_failure
-from grainmill._evaluate.loops import loop_of
+from grainmill._evaluate.loops import INDEXED_KINDS, loop_of
 from grainmill._evaluate.rng import IndexedGenerators
 from grainmill._plan.node import block_function
 from grainmill._stats.meters import both_clocks
@@ -123,7 +123,10 @@ class Fused:
                     loop(islice(elements, times.first), output.append, *given, columns)
                 first = islice(elements, times.count)
                 timing = both_clocks, times.of_steps, times.see
-                timed_loop(first, output.append, *given, columns, *timing)
+                own = range(len(self._kinds))[start:stop]
+                numbered = [step for step in own if self._kinds[step] in INDEXED_KINDS]
+                noted = times.noting(numbered, columns)
+                timed_loop(first, output.append, *given, noted, *timing)
             loop(elements, output.append, *given, columns)
         except BaseException as failure:
             return until_failure(output, failure)
@@ -135,7 +138,7 @@ class Fused:
         times = meter.start()
         started = both_clocks()
         result = run(times)
-        meter.record(times.of_steps, result.elements, both_clocks() - started, prepared_s)
+        meter.record(times, result.elements, both_clocks() - started, prepared_s)
         return result
 
     def runs(self, functions: Any) -> bool:

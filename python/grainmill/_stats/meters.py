@@ -223,13 +223,14 @@ class CallTimer:
         countdown: Calls left before one is timed, which a caller decrements; timed once negative.
     """
 
-    __slots__ = ("_before", "_cost_s", "_pause", "_share", "countdown")
+    __slots__ = ("_before", "_call_s", "_cost_s", "_pause", "_share", "countdown")
 
     def __init__(self, share: float) -> None:
         self.countdown = 0
         self._pause = 0
         self._share = share
         self._cost_s = -1.0
+        self._call_s = 0.0
         self._before = 0
 
     @property
@@ -261,7 +262,48 @@ class CallTimer:
             self._cost_s += _NEW_SHARE * (cost_s - self._cost_s)
         else:
             self._cost_s = min(cost_s, _FIRST_COST_S)
-        self._pause = min(_MAX_PAUSE, int(self._cost_s / (self._share * max(call_s, 1e-9))))
+        self._call_s += _NEW_SHARE * (call_s - self._call_s) if self._call_s else call_s
+        wanted = min(_MAX_PAUSE, int(self._cost_s / (self._share * max(self._call_s, 1e-9))))
+        self._pause = min(wanted, 2 * self._pause + 1)  # the next calls may cost far more
+
+
+class DatasetTimes:
+    """The times of a step that calls a function of each element's own dataset.
+
+    Args:
+        nodes: The node of each dataset.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = nodes
+        self._sums: dict[int, tuple[complex, int]] = {}
+
+    def add(self, datasets: Sequence[int], times: Sequence[complex], weight: complex) -> None:
+        """Adds the times of elements, given the number of the dataset of each.
+
+        The parts of `weight` are how many times as long all elements took that these stand for.
+        """
+        for dataset, elapsed in zip(datasets, times, strict=False):  # the last one may have failed
+            weighted = complex(elapsed.real * weight.real, elapsed.imag * weight.imag)
+            total, count = self._sums.get(dataset, (0j, 0))
+            self._sums[dataset] = total + weighted, count + 1
+
+    def divided(self, meter: StageMeter) -> list[tuple[Node, StageMeter]]:
+        """What `meter` has of all, by node, in proportion to the elements that were timed."""
+        sums = list(self._sums.items())
+        num_timed = sum(count for _, (_, count) in sums)
+        timed = sum((total for _, (total, _) in sums), 0j)
+        parts = []
+        for dataset, (total, count) in sums:
+            share = count / num_timed
+            part = StageMeter()
+            part.merge(meter.snapshot())
+            part.spec = meter.spec
+            part.elements *= share
+            part.total_s *= total.real / timed.real if timed.real else share
+            part.cpu_s *= total.imag / timed.imag if timed.imag else share
+            parts.append((self.nodes[dataset], part))
+        return parts or [(self.nodes[0], meter)]
 
 
 class StepTimes:
@@ -270,25 +312,35 @@ class StepTimes:
     Attributes:
         of_steps: A list for each step, which takes the times of elements: differences of
             `both_clocks`.
+        datasets: For each step, a list that takes the number of the dataset of each element, or
+            `None` for a function that all share.
         first: The number of the first element that is timed singly.
         count: How many are from there on.
         see: Called with the number of each step, -1 for the input, and its output; `None` for
             nothing.
     """
 
-    __slots__ = ("count", "first", "of_steps", "see")
+    __slots__ = ("count", "datasets", "first", "of_steps", "see")
 
     def __init__(
         self,
-        num_steps: int,
+        by_dataset: Sequence[bool],
         first: int,
         count: int,
         see: Callable[[int, Any], None] | None = None,
     ) -> None:
-        self.of_steps: list[list[complex]] = [[] for _ in range(num_steps)]
+        self.of_steps: list[list[complex]] = [[] for _ in by_dataset]
+        self.datasets: list[list[int] | None] = [[] if each else None for each in by_dataset]
         self.first = first
         self.count = count
         self.see = see
+
+    def noting(self, steps: Iterable[int], columns: Iterable[Iterable[Any]]) -> list[Iterator[Any]]:
+        """The `columns` of these steps, whose datasets are noted when an element is computed."""
+        pairs = [
+            (self.datasets[step], iter(column)) for step, column in zip(steps, columns, strict=True)
+        ]
+        return [column if seen is None else _noting(column, seen) for seen, column in pairs]
 
     def add_block(
         self, step: int, inputs: Sequence[Any], results: Sequence[Any], elapsed: complex
@@ -300,6 +352,13 @@ class StepTimes:
                 self.see(-1, inputs[0])
             if results:
                 self.see(step, results[0])
+
+
+def _noting(column: Iterator[Any], seen: list[int]) -> Iterator[Any]:
+    """Yields what is in `column`, and adds its datasets, or those of pairs, to `seen`."""
+    for given in column:
+        seen.append(given[0] if type(given) is tuple else given)
+        yield given
 
 
 class LoopMeter:
@@ -317,6 +376,7 @@ class LoopMeter:
         first: The number of the first element of the next call that is timed singly.
         count: How many elements from there on.
         source: The meter of the stage that the inputs of the first step come from, if it has none.
+        of_datasets: For each step, what takes times by dataset; `None` for a function of all.
         sees_next: Whether the next timed call is to call `see`.
         counts: Whether the elements of all calls are counted, not only of the timed ones.
     """
@@ -330,6 +390,7 @@ class LoopMeter:
         "count",
         "counts",
         "first",
+        "of_datasets",
         "sees_next",
         "source",
         "timer",
@@ -348,6 +409,7 @@ class LoopMeter:
         self._byte_len = byte_len
         self.counts = counts
         self.source: StageMeter | None = None
+        self.of_datasets: list[DatasetTimes | None] = [None] * len(stages)
         self.timer = CallTimer(share)
         self.first = 0
         self.count = 1
@@ -359,10 +421,11 @@ class LoopMeter:
         """Starts to time a call; returns what takes the times of its elements, for `record`."""
         self._num_untimed += self.timer.num_passed
         self.timer.start()
+        by_dataset = [each is not None for each in self.of_datasets]
         if not self.sees_next:
-            return StepTimes(len(self._stages), self.first, self.count)
+            return StepTimes(by_dataset, self.first, self.count)
         self.sees_next = False
-        return StepTimes(len(self._stages), 0, 1, self.see)
+        return StepTimes(by_dataset, 0, 1, self.see)
 
     def pass_over(self, count: int) -> None:
         """Records that a call that is not timed returned `count` elements."""
@@ -394,7 +457,7 @@ class LoopMeter:
 
     def record(
         self,
-        times: Sequence[Sequence[complex]],
+        times: StepTimes,
         results: Sequence[Any],
         of_call: complex,
         started_s: float,
@@ -402,22 +465,23 @@ class LoopMeter:
         """Records a timed call, which stands for the elements of those since the last one.
 
         Args:
-            times: For each step, the times of each element that was timed singly; these and
-                `of_call` are differences of `both_clocks`.
+            times: What took the times of its elements; these and `of_call` are differences of
+                `both_clocks`.
             results: All elements of the call.
             of_call: The times of the call.
             started_s: When preparing it began; what took longer than the call is its cost.
         """
-        num_elements, num_timed, call_s = len(results), len(times[0]), of_call.real
-        element_cost_s = reading_cost_s() * len(times)
-        cost = reading_cost() * (num_timed * len(times) + 1)
+        of_steps = times.of_steps
+        num_elements, num_timed, call_s = len(results), len(of_steps[0]), of_call.real
+        element_cost_s = reading_cost_s() * len(of_steps)
+        cost = reading_cost() * (num_timed * len(of_steps) + 1)
         own = complex(max(0.0, call_s - cost.real), max(0.0, of_call.imag - cost.imag))
         weight = 1.0
         if num_elements:  # calls get longer as the pipeline goes on
             weight += self._num_untimed / num_elements
             self._num_untimed = 0
         total = self._stages[0].extrapolated(own, weight, max(1, num_elements))
-        steps = [[_without_reading(each) for each in of_step] for of_step in times]
+        steps = [[_without_reading(each) for each in of_step] for of_step in of_steps]
         sums = [sum(of_step, 0j) for of_step in steps]
         timed = sum(sums, 0j)
         element_bytes = self._byte_len(results[-1]) if results else 0
@@ -432,6 +496,15 @@ class LoopMeter:
             for of_element in of_step:
                 stage.min_s = min(stage.min_s, of_element.real)
                 stage.max_s = max(stage.max_s, of_element.real)
+        scale = complex(
+            total.real / timed.real if timed.real else 1.0,
+            total.imag / timed.imag if timed.imag else 1.0,
+        )
+        for of_datasets, datasets, of_step in zip(
+            self.of_datasets, times.datasets, steps, strict=True
+        ):
+            if of_datasets is not None and datasets is not None:
+                of_datasets.add(datasets, of_step, scale)
         self._stages[-1].element_bytes = element_bytes or self._stages[-1].element_bytes
         if num_elements:
             self.count = self.timer.affordable(call_s, element_cost_s)
@@ -460,7 +533,7 @@ class _BlockTimes(StepTimes):
     __slots__ = ("num_added", "weight")
 
     def __init__(self, num_steps: int, count: int, weight: float) -> None:
-        super().__init__(num_steps, 0, count)
+        super().__init__([False] * num_steps, 0, count)
         self.weight = weight
         self.num_added = [0] * num_steps
 
@@ -807,6 +880,10 @@ class Recorder:
         self.share = _SHARE_TRACKED if tracks else _SHARE
         self.reads: list[ReadMeter] = []
         self._stages: weakref.WeakKeyDictionary[Node, StageMeter] = weakref.WeakKeyDictionary()
+        # By the first node of those that share a step.
+        self._of_datasets: weakref.WeakKeyDictionary[Node, DatasetTimes] = (
+            weakref.WeakKeyDictionary()
+        )
         self._steps: weakref.WeakSet[Updated] = weakref.WeakSet()
         self._waits: weakref.WeakKeyDictionary[Node, float] = weakref.WeakKeyDictionary()
         self._starts: weakref.WeakKeyDictionary[Node, tuple[float, ThreadTimes]] = (
@@ -838,16 +915,31 @@ class Recorder:
         """The nodes with their meters."""
         for steps in list(self._steps):
             steps.update()
-        return list(self._stages.items())
+        found = []
+        for node, meter in list(self._stages.items()):
+            of_datasets = self._of_datasets.get(node)
+            found += [(node, meter)] if of_datasets is None else of_datasets.divided(meter)
+        return found
 
     def watch(self, meter: Updated) -> None:
         """Makes `stages` update `meter` first."""
         self._steps.add(meter)
 
-    def loop(self, nodes: Sequence[Node], byte_len: Callable[[Any], int]) -> LoopMeter:
-        """The meter of a loop whose steps are `nodes`."""
-        stages = [self.stage(node) for node in nodes]
+    def loop(self, steps: Sequence[Sequence[Node]], byte_len: Callable[[Any], int]) -> LoopMeter:
+        """The meter of a loop.
+
+        Args:
+            steps: The node of each step; several where each dataset has a function of its own.
+            byte_len: Estimates the bytes of an element.
+        """
+        stages = [self.stage(nodes[0]) for nodes in steps]
         meter = LoopMeter(stages, self.share, byte_len, self.spec_of, counts=self.tracks)
+        for number, nodes in enumerate(steps):
+            if len(nodes) > 1:
+                known = self._of_datasets.get(nodes[0])
+                if known is None or known.nodes != nodes:
+                    known = self._of_datasets[nodes[0]] = DatasetTimes(nodes)
+                meter.of_datasets[number] = known
         self._steps.add(meter)
         return meter
 
