@@ -63,15 +63,29 @@ where
     }
     let units = plan.shares(plan.whole(slots));
     let (mut records, mut rest) = (Vec::with_capacity(units.len()), Vec::new());
-    for outcome in compute::map(units, |unit| read_unit(&plan, unit, true)) {
-        let outcome = outcome?;
-        records.push(outcome.records);
-        rest.extend(outcome.rest);
+    let mut first_error = None;
+    let read = |unit| {
+        let first = plan.first_pick(&unit);
+        read_unit(&plan, unit, true).map_err(|error| (first, error))
+    };
+    for outcome in compute::map(units, read) {
+        match outcome {
+            Ok(outcome) => {
+                records.push(outcome.records);
+                rest.extend(outcome.rest);
+            }
+            Err(failed) => keep_first(&mut first_error, failed),
+        }
     }
-    if rest.is_empty() {
-        return Ok(Reading::Done(plan.gather(records)));
+    if let Some((first, _)) = first_error {
+        // What comes before it is still read, as it may fail, too.
+        rest.retain(|unit| plan.first_pick(unit) < first);
     }
-    Ok(Reading::Pending(Pending::start(plan, rest, records, queue)))
+    match first_error {
+        Some((_, error)) if rest.is_empty() => Err(error),
+        None if rest.is_empty() => Ok(Reading::Done(plan.gather(records))),
+        _ => Ok(Reading::Pending(Pending::start(plan, rest, records, first_error, queue))),
+    }
 }
 
 /// Starts reading the records of `plan` on the engine's threads.
@@ -80,7 +94,7 @@ where
     S: AsMut<[MaybeUninit<u8>]> + Send + 'static,
 {
     let whole = plan.whole(slots);
-    Pending::start(plan, vec![whole], Vec::new(), queue)
+    Pending::start(plan, vec![whole], Vec::new(), None, queue)
 }
 
 /// Starts reading `sorted`, which cannot be planned before `unready` files are prepared: that runs in
@@ -210,8 +224,15 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
 }
 
 impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
-    fn start(plan: Plan, todo: Vec<Unit<S>>, units: Vec<UnitRecords>, queue: &ReadQueue) -> Self {
+    fn start(
+        plan: Plan,
+        todo: Vec<Unit<S>>,
+        units: Vec<UnitRecords>,
+        first_error: Option<(usize, Error)>,
+        queue: &ReadQueue,
+    ) -> Self {
         let job = ReadJob::new(None, units, queue);
+        lock(&job.progress).first_error = first_error;
         let plan = job.plan.get_or_init(|| plan);
         for unit in todo {
             job.add_unit(plan, unit);
@@ -320,11 +341,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
         match result {
             Ok(_) if self.is_abandoned() => {}
             Ok(records) => progress.units.extend(records),
-            Err((first, error)) => {
-                if progress.first_error.as_ref().is_none_or(|&(earlier, _)| first < earlier) {
-                    progress.first_error = Some((first, error));
-                }
-            }
+            Err(failed) => keep_first(&mut progress.first_error, failed),
         }
         let is_done = progress.num_left == 0;
         let when_done = if is_done { progress.when_done.take() } else { None };
@@ -498,6 +515,13 @@ impl<S> Pending<S> {
 impl<S> Drop for Pending<S> {
     fn drop(&mut self) {
         self.abandon(|| ());
+    }
+}
+
+/// Keeps, of two errors with the number of a pick each, that of the lower one.
+fn keep_first(first: &mut Option<(usize, Error)>, other: (usize, Error)) {
+    if first.as_ref().is_none_or(|(at, _)| other.0 < *at) {
+        *first = Some(other);
     }
 }
 

@@ -86,8 +86,37 @@ impl Plan {
             unverified: Vec::new(),
         };
         let mut prefetcher = WritePrefetcher::take();
+        let read = self.read_requests(
+            requests,
+            only_reader,
+            scratch,
+            may_stop,
+            &mut sink,
+            &mut prefetcher,
+        );
+        // Also after an error: records before it may turn out to be damaged only now.
+        self.verify(only_reader, scratch, &mut sink, &mut prefetcher)?;
+        scratch.trim();
+        let remaining = read?;
+        let records = sink.records;
+        let rest = (!remaining.is_empty()).then(|| {
+            let slots = slots.split_off(records.locations.len().min(slots.len()));
+            Unit { requests: remaining, slots }
+        });
+        Ok(Outcome { records, rest })
+    }
+
+    /// Reads `requests`; returns those left over.
+    fn read_requests<S: AsMut<[MaybeUninit<u8>]>>(
+        &self,
+        requests: Range<usize>,
+        only_reader: Option<Reader<'_>>,
+        scratch: &mut Scratch,
+        may_stop: bool,
+        sink: &mut Sink<'_, S>,
+        prefetcher: &mut WritePrefetcher,
+    ) -> Result<Range<usize>> {
         let mut handle: Option<(u32, FileHandle)> = None;
-        let mut remaining = None;
         for number in requests.clone() {
             let request = &self.requests[number];
             let picks = &self.picks[request.picks.clone()];
@@ -102,12 +131,12 @@ impl Plan {
                     handle.insert(opened).1.reader(&planned.latency)
                 }
             };
-            if read_direct(&*planned.file, reader, request, picks, &mut sink)? {
+            if read_direct(&*planned.file, reader, request, picks, sink)? {
                 if sink.unverified.len() == MAX_LANES {
-                    self.verify(only_reader, scratch, &mut sink, &mut prefetcher)?;
+                    self.verify(only_reader, scratch, sink, prefetcher)?;
                 }
             } else if planned.file.has_groups() {
-                self.read_groups(planned, reader, picks, scratch, &mut sink)?;
+                self.read_groups(planned, reader, picks, scratch, sink)?;
             } else {
                 let extent = request.extent.clone();
                 read_extent(&*planned.file, reader, extent, picks, scratch, |picks, chunk| {
@@ -115,18 +144,10 @@ impl Plan {
                 })?;
             }
             if may_stop && number + 1 < requests.end && planned.latency.is_slow() {
-                remaining = Some(number + 1..requests.end);
-                break;
+                return Ok(number + 1..requests.end);
             }
         }
-        self.verify(only_reader, scratch, &mut sink, &mut prefetcher)?;
-        scratch.trim();
-        let records = sink.records;
-        let rest = remaining.map(|requests| {
-            let slots = slots.split_off(records.locations.len().min(slots.len()));
-            Unit { requests, slots }
-        });
-        Ok(Outcome { records, rest })
+        Ok(requests.end..requests.end)
     }
 
     /// Verifies the checksums of direct reads and reads damaged records again.
