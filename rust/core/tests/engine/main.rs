@@ -328,3 +328,37 @@ fn of_many_damaged_records_the_first_is_reported() {
     let queue = DrawnQueue { limit: 1, files: vec![file; 20] };
     check(&DrawnCase { queues: vec![queue], threads: vec![reads], seed: 1 }).unwrap();
 }
+
+/// Found by the search: what a thread left over, since storage had turned out to be slow, hid behind the
+/// error of what another one read meanwhile.
+#[test]
+fn what_is_left_over_is_read_before_a_later_error_is_reported() {
+    // Too far apart to be merged, and enough for several threads.
+    let unit = |number: usize| DrawnUnit {
+        step: Some(3000),
+        len: 1500,
+        record_lens: vec![10, 10],
+        is_damaged: number >= 30,
+        predicts: None,
+    };
+    let file = DrawnFile {
+        units: (0..180).map(unit).collect(),
+        has_groups: true,
+        is_array: false,
+        place: Place::Turning,
+        fault: Fault::Nothing,
+        has_requests: false,
+        is_replaced: false,
+        loses_index: false,
+        skip: 0,
+        leave: None,
+    };
+    let read =
+        DrawnRead { positions: (0..360).collect(), mode: Mode::Begun, slots: vec![], budget: None };
+    compute::limit_threads(3);
+    for seed in 0..20 {
+        let queue = DrawnQueue { limit: 2, files: vec![file.clone()] };
+        let threads = vec![vec![read.clone()]];
+        check(&DrawnCase { queues: vec![queue], threads, seed }).unwrap();
+    }
+}
