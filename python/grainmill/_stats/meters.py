@@ -275,8 +275,12 @@ class DatasetTimes:
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self.nodes = nodes
+        self._nodes = [weakref.ref(node) for node in nodes]
         self._sums: dict[int, tuple[complex, int]] = {}
+
+    def are_of(self, nodes: Sequence[Node]) -> bool:
+        """Whether these are the nodes of the datasets."""
+        return [node() for node in self._nodes] == list(nodes)
 
     def add(self, datasets: Sequence[int], times: Sequence[complex], weight: complex) -> None:
         """Adds the times of elements, given the number of the dataset of each.
@@ -295,15 +299,14 @@ class DatasetTimes:
         timed = sum((total for _, (total, _) in sums), 0j)
         parts = []
         for dataset, (total, count) in sums:
-            share = count / num_timed
-            part = StageMeter()
+            node, share, part = self._nodes[dataset](), count / num_timed, StageMeter()
             part.merge(meter.snapshot())
             part.spec = meter.spec
             part.elements *= share
             part.total_s *= total.real / timed.real if timed.real else share
             part.cpu_s *= total.imag / timed.imag if timed.imag else share
-            parts.append((self.nodes[dataset], part))
-        return parts or [(self.nodes[0], meter)]
+            parts += [] if node is None else [(node, part)]
+        return parts
 
 
 class StepTimes:
@@ -918,7 +921,7 @@ class Recorder:
         found = []
         for node, meter in list(self._stages.items()):
             of_datasets = self._of_datasets.get(node)
-            found += [(node, meter)] if of_datasets is None else of_datasets.divided(meter)
+            found += (of_datasets and of_datasets.divided(meter)) or [(node, meter)]
         return found
 
     def watch(self, meter: Updated) -> None:
@@ -934,14 +937,19 @@ class Recorder:
         """
         stages = [self.stage(nodes[0]) for nodes in steps]
         meter = LoopMeter(stages, self.share, byte_len, self.spec_of, counts=self.tracks)
-        for number, nodes in enumerate(steps):
-            if len(nodes) > 1:
-                known = self._of_datasets.get(nodes[0])
-                if known is None or known.nodes != nodes:
-                    known = self._of_datasets[nodes[0]] = DatasetTimes(nodes)
-                meter.of_datasets[number] = known
+        meter.of_datasets = [self._datasets(nodes) for nodes in steps]
         self._steps.add(meter)
         return meter
+
+    def _datasets(self, nodes: Sequence[Node]) -> DatasetTimes | None:
+        """What takes the times of a step by the datasets of `nodes`, unless that is one."""
+        if len(nodes) == 1:
+            return None
+        nodes = [self.known(node) or node for node in nodes]
+        times = self._of_datasets.get(nodes[0])
+        if times is None or not times.are_of(nodes):
+            times = self._of_datasets[nodes[0]] = DatasetTimes(nodes)
+        return times
 
     def steps(self, nodes: Sequence[Node]) -> StepsMeter:
         """The meter of consecutive functions of elements that are computed one by one."""

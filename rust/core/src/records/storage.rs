@@ -41,7 +41,8 @@ pub trait StoredFile: Debug + Send + Sync {
         None
     }
 
-    /// Whether it can be opened without waiting, and [`ReadAt::request`] may return requests.
+    /// Whether it can be opened without waiting, and [`ReadAt::request`] may return requests. It is
+    /// opened while others wait for a task, so then [`reopen`](Self::reopen) has no new id to check.
     fn has_requests(&self) -> bool {
         false
     }
