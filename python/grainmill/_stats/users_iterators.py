@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from grainmill._interrupts import suppressed
@@ -94,15 +95,16 @@ class TimedIterators:
 
     Args:
         calls: The timed calls that have not returned, the innermost one last.
-        add: Called with the meter of an iterator, the elements that a call of it returned, and the
-            times of that without those within: a difference of `both_clocks`.
+        add: A method of who owns this, which it does not keep alive. Called with the meter of an
+            iterator, the elements that a call of it returned, and the times of that without those
+            within: a difference of `both_clocks`.
     """
 
     def __init__(
         self, calls: list[TimedCall], add: Callable[[StageMeter, list[Any], complex], None]
     ) -> None:
         self._calls = calls
-        self._add = add
+        self._add = weakref.WeakMethod(add)
         self._timed: dict[int, tuple[Any, StageMeter | None]] = {}  # by the `id` of the iterator
         self._kinds: dict[type, type] = {}
         self._thread = 0
@@ -175,8 +177,9 @@ class TimedIterators:
             caller.nested += elapsed
             self._num_calls += 1
             self._derive(iterator)  # its first call may have changed its class
-            if meter is not None:
-                self._add(meter, elements, elapsed - call.nested)
+            add = self._add()
+            if meter is not None and add is not None:
+                add(meter, elements, elapsed - call.nested)
 
 
 def _timed_class(kind: type) -> type | None:
