@@ -613,8 +613,8 @@ add_in_every_mode(
     "`dear_random @",
     lambda options: MapDataset.concatenate(
         [
-            numbers()[:50].random_map(cheap_random, seed=1),
-            numbers()[:50].random_map(cheap_random, seed=2),
+            numbers()[:10].random_map(cheap_random, seed=1),
+            numbers()[:10].random_map(cheap_random, seed=2),
             numbers().random_map(dear_random, seed=3),
         ]
     ).to_iter_dataset(options),
