@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+from passing import Passing
 from pipelines import take
 from under_test import experimental, grain
 from worker_harness import environment, run_script
@@ -373,25 +374,6 @@ class OwnSource:
         return index
 
 
-class OwnIterator(grain.DatasetIterator):
-    def __init__(self, parent):
-        super().__init__(parent)
-
-    def __next__(self):
-        return next(self._parent)
-
-    def get_state(self):
-        return self._parent.get_state()
-
-    def set_state(self, state):
-        self._parent.set_state(state)
-
-
-class Own(grain.IterDataset):
-    def __iter__(self):
-        return OwnIterator(self._parent.__iter__())
-
-
 def of(length=20):
     return grain.MapDataset.range(length)
 
@@ -509,8 +491,8 @@ OTHERS = {
         "num_threads of MultithreadPrefetchIterDataset was 2, and is 3 now",
     ),
     "user's dataset": (
-        lambda: Own(parts(20)[0]),
-        lambda: Own(parts(21)[0]),
+        lambda: Passing(parts(20)[0]),
+        lambda: Passing(parts(21)[0]),
         "length of RangeMapDataset was 20, and is 21 now",
     ),
     "loader": (
@@ -774,7 +756,7 @@ class NotYet:
         return self.path
 
 
-@pytest.mark.parametrize("make", [numbers, loader, lambda: Own(numbers())])
+@pytest.mark.parametrize("make", [numbers, loader, lambda: Passing(numbers())])
 def test_state_is_taken_by_the_call_and_written_when_awaited(make, tmp_path):
     iterator = after(make(), 1)
     target = tmp_path / "item"

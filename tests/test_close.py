@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from passing import Passing, PassingIterator
 from under_test import INLINE, experimental, grain
 from worker_harness import starters
 
@@ -85,24 +86,6 @@ def bare(hang):
     return elements(hang, INLINE)
 
 
-class Mine(IterDataset):
-    """A user's own dataset."""
-
-    def __iter__(self):
-        return _MineIterator(self._parent.__iter__())
-
-
-class _MineIterator(grain.DatasetIterator):
-    def __next__(self):
-        return next(self._parent)
-
-    def get_state(self):
-        return self._parent.get_state()
-
-    def set_state(self, state):
-        self._parent.set_state(state)
-
-
 def opens_slowly(hang):
     """An interleave whose next dataset is being opened by a thread when the first has ended."""
 
@@ -154,7 +137,7 @@ IN_CALLER = {
         MapDataset.range(1000).to_iter_dataset().filter(lambda x: hang(x) is not None)
     ),
     "batch": lambda hang: bare(hang).batch(1),
-    "own_dataset": lambda hang: Mine(bare(hang)),
+    "own_dataset": lambda hang: Passing(bare(hang)),
     "prefetch_of_0": lambda hang: experimental.ThreadPrefetchIterDataset(
         bare(hang), prefetch_buffer_size=0
     ),
@@ -192,9 +175,9 @@ ELSEWHERE = {
         bare(hang), num_threads=2, buffer_size=1
     ),
     "packed": packed,
-    "own_dataset_over_threads": lambda hang: Mine(elements(hang)),
+    "own_dataset_over_threads": lambda hang: Passing(elements(hang)),
     "prefetch_of_own_dataset": lambda hang: experimental.ThreadPrefetchIterDataset(
-        Mine(elements(hang)), prefetch_buffer_size=1
+        Passing(elements(hang)), prefetch_buffer_size=1
     ),
     "data_loader_workers": lambda hang: loader(hang, worker_count=1),
     "device_put": put_on_device,
@@ -375,7 +358,7 @@ def test_dropped_iterator_waits_for_nothing(name, hang, monkeypatch):
 
 def test_own_iterator_that_is_dropped_closes_its_parent_without_waiting(hang):
     parent = iter(elements(hang, grain.ReadOptions(num_workers=1)))
-    iterator = _MineIterator(parent)
+    iterator = PassingIterator(parent)
     next(iterator)
     time.sleep(0.1)
     with threading._active_limbo_lock:

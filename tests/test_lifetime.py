@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from effort import cases
+from passing import Passing
 from pipelines import add_one, take, tokens
 from under_test import INLINE, NAME, experimental, grain
 from waits import becomes
@@ -39,22 +40,6 @@ def _shuffled(function):
     return MapDataset.range(10_000).shuffle(1).map(function).to_iter_dataset()
 
 
-class _PassesOn(grain.DatasetIterator):
-    def __next__(self):
-        return next(self._parent)
-
-    def get_state(self):
-        return self._parent.get_state()
-
-    def set_state(self, state):
-        self._parent.set_state(state)
-
-
-class _Users(grain.IterDataset):
-    def __iter__(self):
-        return _PassesOn(self._parent.__iter__())
-
-
 def _pipelines(function):
     """Datasets that apply `function`; those with several parents, to the first parent only."""
     return {
@@ -63,7 +48,7 @@ def _pipelines(function):
         "read_endless": lambda: (
             MapDataset.range(100).shuffle(1).repeat().map(function).to_iter_dataset()
         ),
-        "users": lambda: _Users(_Users(_shuffled(function))).map(add_one),
+        "users": lambda: Passing(Passing(_shuffled(function))).map(add_one),
         "batch": lambda: _shuffled(function).batch(8),
         "map_batch": lambda: MapDataset.range(10_000).map(function).batch(8).to_iter_dataset(),
         "thread_prefetch": lambda: experimental.ThreadPrefetchIterDataset(

@@ -303,7 +303,7 @@ def random_access(node: Node) -> MapNode:
 
 def function_of(transform: Any, kind: type) -> Callable[..., Any]:
     """`transform` as a callable: its method if it is a transform object, else itself."""
-    if type(transform) is FunctionType:
+    if type(transform) is FunctionType:  # most are, and need not be compared with all classes
         return transform
     if isinstance(transform, kind):
         return getattr(transform, _METHODS[kind])  # type: ignore[no-any-return]

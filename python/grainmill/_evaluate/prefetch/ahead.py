@@ -58,9 +58,13 @@ class Ahead(Generic[AnyTask]):
         The first task always starts. The next one is asked for once another has been started.
         """
         for count, bound, start in planned:
-            if count <= 0 or (self.tasks and self.until + count - position > bound):
+            if count <= 0 or not self.may_add(count, bound, position):
                 return
             start()
+
+    def may_add(self, count: int, bound: int, position: int) -> bool:
+        """Whether at most `bound` elements would be ahead of `position` with `count` more."""
+        return not self.tasks or self.until + count - position <= bound
 
     def add(self, task: AnyTask) -> None:
         """Adds a task that was started at `until`."""

@@ -415,7 +415,7 @@ class Executor(Blocks):
             # A buffer full of the first, small blocks would cost more than larger ones do later.
             max_blocks = max(0, self._num_active + 1 - len(self._unfinished()))
         for number in itertools.count():
-            if self._ahead.tasks and self._ahead.until - self.position >= bound:
+            if not self._ahead.may_add(1, bound, self.position):
                 return  # before the length of a block is looked for that would not start
             is_enough = records >= max_records if is_slow else number >= max_blocks
             if self._ahead.tasks and (is_enough or not prefetches):

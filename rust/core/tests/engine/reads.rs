@@ -208,7 +208,8 @@ impl Read<'_> {
     }
 
     fn interrupt(&self, pending: &Pending<Slot>) -> Result<(), String> {
-        match interrupt::interruptible(|| true, || pending.finish()) {
+        let ends_any_wait = || true;
+        match interrupt::interruptible(ends_any_wait, || pending.finish()) {
             Err(Error::Interrupted) => {
                 if !wait_until(|| !pending.is_running()) {
                     return Err("an interrupted read does not end".to_owned());
