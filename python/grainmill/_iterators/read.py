@@ -272,7 +272,8 @@ class ReadStage(Stage):
         count = 0
         while not batches or (blocks.ready and len(batches) < limit):
             if self._offset >= len(self._computed):
-                self._raise_failure()
+                if self._failure is not None:
+                    self._raise_failure()
                 self._hold(blocks.take(batch_size))
             taken = self._computed
             if self._offset or not isinstance(taken, BatchBlock):

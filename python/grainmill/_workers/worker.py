@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import gc
 import logging
 import mmap
 import os
@@ -335,6 +336,7 @@ class WorkerFiles(NamedTuple):
 def run(files: WorkerFiles, config: WorkerConfig) -> NoReturn:
     """Runs tasks until the parent closes the socket, then exits."""
     code = 1
+    gc.enable()  # which the starter disabled
     try:
         _serve(files, config)
         code = 0
@@ -406,9 +408,11 @@ def _loaded_job(job_file: int, config: WorkerConfig) -> Job:
 def _apply_config(config: WorkerConfig) -> None:
     sys.path[:] = config.path
     main_classes.set_receiver_classes(config.main_classes)
-    if config.environment != dict(os.environ):
-        os.environ.clear()
-        os.environ.update(config.environment)
+    for name in os.environ.keys() - config.environment.keys():
+        del os.environ[name]
+    for name, value in config.environment.items():  # nearly all are inherited
+        if os.environ.get(name) != value:
+            os.environ[name] = value
     accelerators.restrict_jax()
     # Processes are what runs in parallel here; else each would use a thread for every core.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

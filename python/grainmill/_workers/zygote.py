@@ -22,7 +22,12 @@ import traceback
 from typing import TYPE_CHECKING, NamedTuple
 
 from grainmill._native import die_with_parent, open_process_file
-from grainmill._workers import stacks, wire, worker
+from grainmill._workers import (
+    by_value,  # noqa: F401 - what pickled jobs refer to
+    stacks,
+    wire,
+    worker,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,7 +56,6 @@ def main(control_file: int, parent: int, *, fork: bool, idle_s: float) -> None:
         if fork:
             _Starter(control, parent_pidfd).serve(idle_s)
         else:
-            gc.collect()
             gc.freeze()
             _run_worker(control, parent_pidfd)
     os._exit(0)
@@ -202,8 +206,7 @@ def _import(modules: Sequence[str], directory: int) -> None:
     if not all(module in sys.modules for module in modules):
         for module in modules:
             importlib.import_module(module)
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # what little garbage imports leave, too: to find it takes longer than it is worth
 
 
 def _send_code(file: int, code: int) -> None:
