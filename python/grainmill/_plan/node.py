@@ -127,7 +127,7 @@ class Node:
     def set_added_at(self, at: str | None) -> None:
         """Sets `added_at` unless it is known already."""
         if self.added_at is None:
-            self.__dict__["added_at"] = at
+            object.__setattr__(self, "added_at", at)
 
     def _set(self, **fields: Any) -> None:
         """Replaces fields of this node itself, as checks of what was given do."""
