@@ -4,7 +4,7 @@
 use std::fmt::Debug;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, OnceLock};
 
 use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::parse::example::{self, Kind, Names, Values};
@@ -223,19 +223,28 @@ fn written(input: &[u8]) {
     }
 }
 
-/// A record that compresses well or hardly, of up to 240 bytes, 60 KiB or 1.4 MB.
+/// A record that compresses well or hardly, of up to 240 bytes, 60 KiB or, seldom, 1.4 MB.
 fn record_of_shape(shape: &[u8]) -> Vec<u8> {
+    static NOISE: OnceLock<Vec<u8>> = OnceLock::new();
     let [len, kind] = shape else { return Vec::new() };
-    let len = usize::from(*len) * [1, 240, 5_600][usize::from(kind % 3)];
-    let mut state = u64::from(*kind) | 0x100;
-    let step = |_| {
-        if kind % 2 == 0 {
-            return b'a' + kind % 16;
-        }
-        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-        (state >> 56).to_le_bytes()[0].max(b'!')
+    let unit = match kind % 16 {
+        0..10 => 1,
+        10..15 => 240,
+        _ => 5_600,
     };
-    (0..len).map(step).collect()
+    let len = usize::from(*len) * unit;
+    if kind / 16 % 2 == 0 {
+        return vec![b'a' + kind % 16; len];
+    }
+    let noise = NOISE.get_or_init(|| {
+        let mut state = 0x100_u64;
+        let step = |_| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            (state >> 56).to_le_bytes()[0].max(b'!')
+        };
+        (0..256 + 255 * 5_600).map(step).collect()
+    });
+    noise[usize::from(*kind)..][..len].to_vec()
 }
 
 /// Lines, plain or compressed by gzip or zlib.
@@ -806,7 +815,7 @@ pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("lines", &zstd[..]),
     ];
     let written = (0..5_u8).map(|format| {
-        let shapes = [[200, 5], [0, 0], [9, 2], [255, 5], [3, 3], [0, 1], [0, 0], [250, 5]];
+        let shapes = [[200, 31], [0, 0], [9, 10], [255, 15], [3, 16], [0, 1], [0, 0], [250, 26]];
         ("written", [&[format, 8][..], shapes.as_flattened(), &[7, 3, 3, 0, 1, 2, 250]].concat())
     });
     let lines = ["{\"a\": 1}\n{}\r\n\n  \nlast", "\n", "no end"];
