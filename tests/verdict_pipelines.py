@@ -214,6 +214,40 @@ class CostlyIterator(grain.DatasetIterator):
         self._parent.set_state(state)
 
 
+class Generated(DearBatches):
+    """Its iterator is a generator."""
+
+    def __iter__(self):
+        for element in self._parent:
+            yield costs(self.kind, self.ms, element)
+
+
+class CheaplyGenerated(Generated):
+    ms = 0.2
+
+
+class Unrelated(CheapBatches):
+    """Its iterator does not say what it reads from."""
+
+    def __iter__(self):
+        return UnrelatedIterator(self._parent.__iter__(), self.kind, self.ms)
+
+
+class UnrelatedIterator(grain.DatasetIterator):
+    def __init__(self, source, kind, ms):
+        super().__init__()
+        self.source, self.kind, self.ms = source, kind, ms
+
+    def __next__(self):
+        return costs(self.kind, self.ms, next(self.source))
+
+    def get_state(self):
+        return self.source.get_state()
+
+    def set_state(self, state):
+        self.source.set_state(state)
+
+
 class Source:
     """Numbers, each of which takes a while."""
 
@@ -479,6 +513,20 @@ add_own("the upper", [DearBatches, CheapBatches], IN_THREAD_OF_WORKERS)
 add_own("the lower", [CheapBatches, DearBatches], EVERYWHERE)
 add_own("the middle", [CheapBatches, DearBatches, CheapBatches], EVERYWHERE)
 add_own("the lowest", [CheapBatches, CheapBatches, DearBatches], IN_THREAD_OF_WORKERS)
+for mode, (options, around) in EVERYWHERE.items():
+    slow(f"dear generator: {mode}", FUNCTION, "Generated")(
+        lambda options=options, around=around: around(
+            Generated(numbers().map(cheap).to_iter_dataset(options)).map(cheap)
+        )
+    )
+    slow(f"generator over a dear map: {mode}", FUNCTION, "`dear @")(
+        lambda options=options, around=around: around(
+            CheaplyGenerated(numbers().map(dear).to_iter_dataset(options)).map(cheap)
+        )
+    )
+slow("iterator without parents over a dear map: 0 threads", FUNCTION, "`dear @")(
+    lambda: Unrelated(numbers().map(dear).to_iter_dataset(CALLER)).map(cheap)
+)
 # Thread prefetch.
 slow("map, pack, batch, thread prefetch: 16 threads", FUNCTION, "`dear @")(
     lambda: prefetched(packed(numbers().map(dear).map(tokens).to_iter_dataset()).batch(2))

@@ -220,7 +220,7 @@ class PullMeter:
                 waits=stage.has_own_thread,
             )
         if isinstance(stage, UserDefinedStage) and stage.node is not None:
-            for node, iterator in called_by(stage.node, stage.iterator):
+            for node, iterator in called_by(stage):
                 self._iterators.start(
                     iterator, None if node is None else self._recorder.stage(node)
                 )

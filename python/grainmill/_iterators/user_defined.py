@@ -16,6 +16,8 @@ from grainmill._iterators.base.stage import Block, Stage, State
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan.node import Share, defines
 from grainmill._plan.notes import add_note, located
+from grainmill._stats.opened_iterators import OpenedIterators
+from grainmill._stats.users_iterators import parents_of
 from grainmill._threads import not_waiting
 
 if TYPE_CHECKING:
@@ -58,7 +60,8 @@ class UserDefined(SequentialNode):
 
     def open(self, context: Context) -> Stage:
         """See `SequentialNode.open`."""
-        stage = UserDefinedStage(iter(self.dataset), self)
+        opened = OpenedIterators()
+        stage = UserDefinedStage(opened.during(iter, self.dataset), self, opened)
         context.recorder.watch_user(stage)
         return stage
 
@@ -88,10 +91,19 @@ class UserDefinedStage(Stage):
     the block that it belongs to is still referenced when the iterator is about to move.
     """
 
-    def __init__(self, iterator: Iterator[Any], node: Node | None = None) -> None:
+    def __init__(
+        self,
+        iterator: Iterator[Any],
+        node: Node | None = None,
+        opened: OpenedIterators | None = None,
+    ) -> None:
         super().__init__()
         self._iterator = iterator
         self._node = node
+        self.opened = opened or OpenedIterators()
+        self._next = functools.partial(next_of, iterator, END)
+        if node is not None and node.parents and not parents_of(self):
+            self._next = functools.partial(self.opened.during, next_of, iterator, END)
         self._closed = False
         self._last: weakref.ref[_ElementState] | None = None
         # An iterator of this package may return several elements at once, unless a user derives
@@ -116,7 +128,7 @@ class UserDefinedStage(Stage):
             before = None if last is None else last.read()
         self._last = None
         try:
-            element = next_of(self._iterator, END)
+            element = self._next()
         except Exception as failure:
             raise_interrupt(failure)
             if self._node is not None and _is_users(self._node):

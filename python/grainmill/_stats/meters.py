@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from grainmill._plan.node import Node
+    from grainmill._stats.opened_iterators import OpenedIterators
 
 clock_s = time.perf_counter
 
@@ -855,6 +856,7 @@ class OpensIterator(Protocol):
     """A stage that runs a user's iterator."""
 
     node: Node | None
+    opened: OpenedIterators
 
     @property
     def iterator(self) -> Any:

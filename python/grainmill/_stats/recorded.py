@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from grainmill._stats.element_specs import SpecText
 from grainmill._stats.meters import ReadMeter, StageMeter
 from grainmill._stats.numbering import numbered
-from grainmill._stats.users_iterators import users_behind
+from grainmill._stats.users_iterators import parents_of, users_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,14 +160,14 @@ class Recorded:
         """Adds what users' iterators report, and the recorders of those that they read from."""
         for opened in recorder.users():
             self._add_reported(self._of(recorder, opened.node), opened.iterator)
-            if opened.node is not None:
-                for node, iterator in users_behind(opened.node, opened.iterator):
-                    self._add_reported(self._of(recorder, node), iterator)
-            for inner in _recorders_of(opened.iterator):
-                if inner not in self.recorders:
-                    self.recorders.append(inner)
-                    self.roots.append(inner)
-                    self._known[inner] = self._known.get(recorder, recorder)
+            for node, iterator in users_behind(opened):
+                self._add_reported(self._of(recorder, node), iterator)
+            for iterator in (opened.iterator, *parents_of(opened)):
+                for inner in _recorders_of(iterator):
+                    if inner not in self.recorders:
+                        self.recorders.append(inner)
+                        self.roots.append(inner)
+                        self._known[inner] = self._known.get(recorder, recorder)
 
     def _add_reported(self, stage: StageReport | None, iterator: Any) -> None:
         reported = _reported_by(iterator)

@@ -13,11 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._plan.node import Node
-    from grainmill._stats.meters import StageMeter
+    from grainmill._stats.meters import OpensIterator, StageMeter
 
 
-def users_behind(node: Node, iterator: Any) -> list[tuple[Node, Any]]:
-    """The iterators of users' datasets that `iterator`, the one of `node`, takes elements from.
+def parents_of(stage: OpensIterator) -> tuple[Any, ...]:
+    """The iterators that the one of `stage` takes elements from, as far as is known."""
+    return _parents(stage.iterator) or stage.opened.living()
+
+
+def users_behind(stage: OpensIterator) -> list[tuple[Node, Any]]:
+    """The iterators of users' datasets that the one of `stage` takes elements from.
 
     An iterator of this package has a recorder for all that is behind it.
 
@@ -25,33 +30,32 @@ def users_behind(node: Node, iterator: Any) -> list[tuple[Node, Any]]:
         Nodes with their iterators, the nearest first. Empty if these are not one for one: an
         `__iter__` of a user may return an iterator over others of its own.
     """
-    return _behind(node, iterator) or []
+    return [] if stage.node is None else _behind(stage.node, parents_of(stage)) or []
 
 
-def _behind(node: Node, iterator: Any) -> list[tuple[Node, Any]] | None:
-    parents = _parents(iterator)
+def _behind(node: Node, parents: tuple[Any, ...]) -> list[tuple[Node, Any]] | None:
     if len(parents) != len(node.parents):
         return None
     found: list[tuple[Node, Any]] = []
     for node_of_parent, parent in zip(node.parents, parents, strict=True):
         if _is_ours(parent):
             continue
-        behind = _behind(node_of_parent, parent)
+        behind = _behind(node_of_parent, _parents(parent))
         if behind is None or node_of_parent.users_dataset is None:
             return None
         found += [(node_of_parent, parent), *behind]
     return found
 
 
-def called_by(node: Node, iterator: Any) -> list[tuple[Node | None, Any]]:
-    """The iterators whose time is not that of `iterator`, the one of `node`, which calls them.
+def called_by(stage: OpensIterator) -> list[tuple[Node | None, Any]]:
+    """The iterators whose time is not that of the one of `stage`, which calls them.
 
     Returns:
         Those of `users_behind`, and those of this package, which have no node here.
     """
-    nodes = {id(user): node for node, user in users_behind(node, iterator)}
+    nodes = {id(user): node for node, user in users_behind(stage)}
     found: list[tuple[Node | None, Any]] = []
-    pending = [*_parents(iterator)]
+    pending = [*parents_of(stage)]
     while pending:
         parent = pending.pop()
         if _is_ours(parent):
