@@ -187,11 +187,11 @@ bench: release | $(VENV)/.test ## micro benches of each layer, then end to end b
 sanitize: ## the engine's arena, hand-over and threads under two sanitizers
 	@test -d "$$(rustc --print sysroot)/lib/rustlib/src" || rustup component add rust-src
 	$(call sanitized,address) --lib -- batch:: compute:: pipeline:: hash:: write_prefetcher:: shared_
-	$(call sanitized,address) --test batch --test compute --test hand_over -- --skip schedules::
+	$(call sanitized,address) --test batch --test compute --test engine --test hand_over -- --skip schedules::
 	$(call sanitized,address) $(DELIBERATE)read_after 2>&1 | grep 'ERROR: .*: heap-use-after-free'
 	$(call sanitized,address) $(DELIBERATE)written_past 2>&1 | grep 'ERROR: .*: heap-buffer-overflow'
 	$(call sanitized,thread) --lib -- $(IN_TURN) batch:: compute:: pipeline:: shared_
-	$(call sanitized,thread) --test batch --test compute --test hand_over -- $(IN_TURN) --skip schedules::
+	$(call sanitized,thread) --test batch --test compute --test engine --test hand_over -- $(IN_TURN) --skip schedules::
 	$(call sanitized,thread) --test slow_storage -- $(IN_TURN) reads request damage
 	$(call sanitized,thread) $(DELIBERATE)written_while 2>&1 | grep 'WARNING: .*: data race'
 
