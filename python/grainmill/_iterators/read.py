@@ -137,10 +137,8 @@ class ReadStage(Stage):
         self._numbers_only = self._program.gives_numbers
         self._blocks = _blocks(self._program, self._length, node, context)
         self._blocks.meter.node = node
-        ahead = node.options.prefetch_buffer_size if context.prefetches else 0
         # Elements that need neither user code nor I/O always come in blocks.
-        is_plain = not (self._program.runs_user_code or self._program.mean_byte_len)
-        self.pull_size = PULL_SIZE if is_plain else max(1, ahead // 2)
+        self._is_plain = not (self._program.runs_user_code or self._program.mean_byte_len)
         name = f"PrefetchDatasetIterator{str(node).removeprefix(node.dataset_name)}"
         self._drops = DropWatch(name, context.options)
         self._computed: list[Any] | BatchBlock = []
@@ -173,6 +171,11 @@ class ReadStage(Stage):
         """Makes `pull` raise an error once `demand` has ended."""
         if isinstance(self._blocks, Executor):
             self._blocks.demand = demand
+
+    @property
+    def pull_size(self) -> int:  # type: ignore[override]
+        """See `Stage.pull_size`; as much as a buffer that may change meanwhile allows."""
+        return PULL_SIZE if self._is_plain else max(1, self._blocks.buffer_size // 2)
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
