@@ -226,6 +226,14 @@ class CheaplyGenerated(Generated):
     ms = 0.2
 
 
+class Hidden(grain.IterDataset):
+    """Its elements come from a pipeline that nobody else knows."""
+
+    def __iter__(self):
+        source = numbers().map(dear).to_iter_dataset(CALLER)
+        return UnrelatedIterator(iter(source), compute, 0.2)
+
+
 class Unrelated(CheapBatches):
     """Its iterator does not say what it reads from."""
 
@@ -524,6 +532,9 @@ for mode, (options, around) in EVERYWHERE.items():
             CheaplyGenerated(numbers().map(dear).to_iter_dataset(options)).map(cheap)
         )
     )
+slow("data set with a pipeline of its own: 0 threads", FUNCTION, "Hidden")(
+    lambda: Hidden().map(cheap)
+)
 slow("iterator without parents over a dear map: 0 threads", FUNCTION, "`dear @")(
     lambda: Unrelated(numbers().map(dear).to_iter_dataset(CALLER)).map(cheap)
 )

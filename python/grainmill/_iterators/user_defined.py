@@ -61,7 +61,9 @@ class UserDefined(SequentialNode):
     def open(self, context: Context) -> Stage:
         """See `SequentialNode.open`."""
         opened = OpenedIterators()
-        stage = UserDefinedStage(opened.during(iter, self.dataset), self, opened)
+        # What one without parents opens is its own affair: no stage here stands for that.
+        iterator = opened.during(iter, self.dataset) if self.parents else iter(self.dataset)
+        stage = UserDefinedStage(iterator, self, opened)
         context.recorder.watch_user(stage)
         return stage
 
