@@ -95,6 +95,8 @@ def check_stage(make_dataset, *, few_new=False):
             assert json.dumps(again.get_state()) == states[place + 1]
         again.set_state(state)
         assert take(again, None) == rest
+        # At the end, too.
+        assert json.dumps(again.get_state()) == states[-1], f"from {place} to the end"
         if again is not veteran:
             close(again)
     for place in range(len(states) - 1, -1, -len(states) if few_new else -3):
@@ -115,6 +117,28 @@ def test_stage_resumes_at_every_place(name):
     # Starting the processes of an iterator takes longer than everything else.
     few_new = "mp_prefetch" in name and not LONG
     check_stage(lambda: make(grain, name), few_new=few_new)
+
+
+def _nothing(kind):
+    numbers = grain.MapDataset.range(5 * (kind != "empty")).to_iter_dataset()
+    if kind == "dropped":
+        return numbers.filter(lambda x: x < 0)
+    if kind == "limited":
+        return grain.experimental.LimitIterDataset(numbers.filter(lambda x: x < 0), 3)
+    if kind == "interleaved":
+        return experimental.InterleaveIterDataset(
+            [_nothing("empty"), _nothing("dropped")], cycle_length=2
+        )
+    if kind == "repeated":
+        return experimental.RepeatIterDataset(_nothing("dropped"), 2)
+    return numbers
+
+
+@pytest.mark.skipif(IS_GRAIN, reason="it repeats nothing for ever")
+@pytest.mark.parametrize("num_epochs", [None, 1, 4])
+@pytest.mark.parametrize("kind", ["empty", "dropped", "limited", "interleaved", "repeated"])
+def test_repeats_of_nothing_resume(kind, num_epochs):
+    check_stage(lambda: experimental.RepeatIterDataset(_nothing(kind), num_epochs))
 
 
 @pytest.mark.parametrize("name", EVERY_STAGE)

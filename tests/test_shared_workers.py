@@ -176,7 +176,7 @@ def test_elements_and_states_are_those_without_workers(seed):
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + cases(8, 200)))
 def test_death_is_an_error_of_the_element_it_was_at_only(seed, tmp_path):
-    """One error, at the element's place, however far ahead of the others its part is."""
+    """One error, at the place of its task, however far ahead of the others its part is."""
     rng = random.Random(seed)
     count = rng.choice([2, 3, 6])
     killer = 1000 * rng.randrange(count) + rng.randrange(40)
@@ -196,7 +196,8 @@ def test_death_is_an_error_of_the_element_it_was_at_only(seed, tmp_path):
         found, failure = raised(iterator)
         if options["num_threads"] == 1:  # else it was at several
             assert killer not in found
-            assert (failure is not None) == (killer in expected)
+            # Else only if the elements before it in its task are asked for.
+            assert failure is not None or killer not in expected
         if failure is not None and options["num_threads"] == 1:
             assert f"while computing element {killer % 1000}:" in str(failure)
         rest, again = raised(iterator)

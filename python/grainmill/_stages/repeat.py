@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
+from grainmill._interrupts import suppressed
 from grainmill._iterators.base.checked_state import CheckedState
 from grainmill._iterators.base.cursor import CursorStage
 from grainmill._iterators.base.node import Length, Passing, runs
@@ -90,7 +91,9 @@ class RepeatStage(CursorStage):
         self._epoch = epoch
         self._ended = self._num_epochs is not None and epoch >= self._num_epochs
         self._last: Block | None = None
-        self._empty = epoch == 0
+        # The first end of an epoch since the last element: there is the state until the next one.
+        self._before: tuple[Position, int] | None = None
+        self._empty = epoch == 0  # whether nothing was seen of this epoch
 
     @property
     def pull_size(self) -> int:  # type: ignore[override]
@@ -101,14 +104,13 @@ class RepeatStage(CursorStage):
         """See `Stage.pull`."""
         initial = self._cursor.first_state()
         if self._last is not None and self._last.num_finished:
-            self._empty = False
-        before: tuple[Position, int] | None = None  # the end of the previous epoch, if reached
+            self._empty, self._before = False, None
         while not self._ended:
             self._last = block = self._cursor.pull_block(limit)
-            if block.elements:
-                return self._block(block, before)
-            before = before or (self._cursor.position(), self._epoch)
-            self._next_epoch(initial)
+            if block.elements:  # which may all be dropped
+                return self._block(block, self._before)
+            self._before = self._before or (self._cursor.position(), self._epoch)
+            self._next_epoch(initial, self._before[1])
         end = end_at(self._cursor.position())
         return end.with_states(functools.partial(_state_after, end.state_after, self._epoch))
 
@@ -118,12 +120,17 @@ class RepeatStage(CursorStage):
             return block.with_states(functools.partial(_state_after, after, epoch))
         return block.with_states(functools.partial(_state_from, before, after, epoch))
 
-    def _next_epoch(self, initial: State) -> None:
-        self._ended = self._empty or self._epoch + 1 == self._num_epochs
+    def _next_epoch(self, initial: State, last_epoch: int) -> None:
+        """Goes on to the next epoch, if there is one; `last_epoch` is that of `_before`."""
+        if self._empty:  # so would all others be; states at this end lead to it again
+            self._epoch = last_epoch if self._num_epochs is None else self._num_epochs
+            self._ended = True
+            return
+        self._epoch += 1
+        self._ended = self._epoch == self._num_epochs
         if not self._ended:
             self._cursor.restore(initial)
             self._empty = True
-        self._epoch += 1
 
     def state(self) -> State:
         """See `Stage.state`."""
@@ -134,10 +141,12 @@ class RepeatStage(CursorStage):
         saved = CheckedState(self._node, state, ("parent", "epoch"))
         maximum = sys.maxsize if self._num_epochs is None else self._num_epochs
         epoch = saved.index("epoch", maximum)
-        self._cursor.first_state()
+        initial = self._cursor.first_state()
         self._cursor.restore(saved["parent"])
         self._reset(epoch)
         self._empty = False
+        with suppressed():  # states of users may refuse to be compared
+            self._empty = bool(saved["parent"] == initial)
 
 
 def _state(parent: State, epoch: int) -> State:
