@@ -464,13 +464,19 @@ def test_files_in_the_place_of_keys_are_refused(tmp_path, name):
 
 def test_flipped_bits_of_headers_are_errors(tmp_path):
     data = shard()
+    expected = list(grain.sources.WebDatasetDataSource(written(tmp_path / "whole", data)))
     rng = random.Random(3)
     for _ in range(cases(400, 12_000)):
         bad = bytearray(data)
         bad[rng.randrange(512)] ^= 1 << rng.randrange(8)
         path = written(tmp_path / "data", bytes(bad))
-        with pytest.raises(grain.GrainmillError, match="record 0 at byte 0"):
-            grain.sources.WebDatasetDataSource(path)
+        try:  # a space or whatever follows the checksum may be another one
+            tarfile.TarInfo.frombuf(bytes(bad[:512]), "utf-8", "strict")
+        except tarfile.HeaderError:
+            with pytest.raises(grain.GrainmillError, match="record 0 at byte 0"):
+                grain.sources.WebDatasetDataSource(path)
+        else:
+            assert list(grain.sources.WebDatasetDataSource(path)) == expected
 
 
 def test_two_files_with_one_extension_are_an_error(tmp_path):
