@@ -271,24 +271,21 @@ class ReadStage(Stage):
             numbers = self._pull_numbers(batch_size)
             if numbers is not None:
                 return self._batches([numbers], len(numbers), before)
-        batches: list[Any] = []
-        count = 0
-        while not batches or (blocks.ready and len(batches) < limit):
-            if self._offset >= len(self._computed):
-                if self._failure is not None:
-                    self._raise_failure()
-                self._hold(blocks.take(batch_size))
-            taken = self._computed
-            if self._offset or not isinstance(taken, BatchBlock):
-                break
-            is_last = taken.count < batch_size and blocks.position == self._length
-            if taken.count != batch_size and (batches or not is_last):
-                break
-            batches.append(taken.batch)
-            count = taken.count
-            self._computed, self._offset, self._num_skipped = [], 0, 0
-        if not batches:
+        if self._offset >= len(self._computed):
+            if self._failure is not None:
+                self._raise_failure()
+            self._hold(blocks.take(batch_size))
+        taken = self._computed
+        if self._offset or not isinstance(taken, BatchBlock):
             return None
+        count = taken.count
+        is_whole = count == batch_size
+        if not is_whole and (count > batch_size or blocks.position != self._length):
+            return None
+        self._computed, self._offset, self._num_skipped = [], 0, 0
+        batches = [taken.batch]
+        if is_whole:
+            batches += blocks.take_ready(batch_size, limit - 1)
         self._drops.record_kept(count * len(batches))
         return self._batches(batches, count, before)
 

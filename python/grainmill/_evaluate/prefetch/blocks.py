@@ -88,6 +88,16 @@ class Blocks(abc.ABC):
         self.meter.elements += len(rest.elements)
         return rest
 
+    def take_ready(self, batch_size: int, limit: int) -> list[Any]:
+        """Takes up to `limit` of the batches that are ready, as long as they have that size."""
+        ready = self.ready
+        taken: list[Any] = []
+        while ready and len(taken) < limit and ready[0].count == batch_size:
+            taken.append(ready.popleft().batch)
+        self.position += batch_size * len(taken)
+        self.meter.elements += batch_size * len(taken)
+        return taken
+
     def _computing(self) -> Callable[[int], None]:
         """`_compute_next`, or what does the same with fewer calls."""
         return self._compute_next
