@@ -447,6 +447,33 @@ def test_users_datasets_have_their_own_times_exactly(seed):
         assert found[dataset].cpu_s == pytest.approx(dataset.own_s), seed
 
 
+class InTasks(grain.experimental.FlatMapTransform):
+    """Elements come in tasks of 16, of which the first one has to be waited for."""
+
+    max_fan_out = 15
+
+    def flat_map(self, x):
+        CLOCK["now_s"] += 0.002 * (x % 2 == 0)
+        return [x] * (1 if x % 2 == 0 else 15)
+
+
+def test_pulls_that_wait_for_many_elements_are_not_timed_more_often(monkeypatch):
+    def read():
+        CLOCK["now_s"] += 3e-6
+        return CLOCK["now_s"]
+
+    started = []
+    start = metering.PullMeter._start
+    monkeypatch.setattr(metering.PullMeter, "_start", lambda self: (started.append(1), start(self)))
+    monkeypatch.setattr(metering, "clock_s", read)
+    monkeypatch.setattr(metering, "both_clocks", lambda: read() * (1 + 1j))
+    monkeypatch.setattr(metering, "reading_cost_s", lambda: 3e-6)
+    ds = MapDataset.range(2000).to_iter_dataset(CALLER)
+    with iter(grain.experimental.FlatMapIterDataset(ds, InTasks())) as iterator:
+        assert len(list(iterator)) == 16_000
+    assert 10 < len(started) < 300  # of 2,000
+
+
 class TickingFunction:
     """Takes time only of `CLOCK`, which `own_s` adds up."""
 

@@ -241,19 +241,12 @@ class Unrelated(CheapBatches):
         return UnrelatedIterator(self._parent.__iter__(), self.kind, self.ms)
 
 
-class UnrelatedIterator(grain.DatasetIterator):
-    def __init__(self, source, kind, ms):
-        super().__init__()
-        self.source, self.kind, self.ms = source, kind, ms
+class UnrelatedIterator(CostlyIterator):
+    _parent = None  # which is a property of the base class
 
-    def __next__(self):
-        return costs(self.kind, self.ms, next(self.source))
-
-    def get_state(self):
-        return self.source.get_state()
-
-    def set_state(self, state):
-        self.source.set_state(state)
+    def __init__(self, parent, kind, ms):
+        grain.DatasetIterator.__init__(self)
+        self._parent, self.kind, self.ms = parent, kind, ms
 
 
 class Source:

@@ -31,7 +31,7 @@ from grainmill._plan.closing import closed_error
 from grainmill._plan.tracebacks import drop_inner_frames
 from grainmill._stats.jax_trace import trace_annotation
 from grainmill._stats.meters import Activity, Recorder
-from grainmill._stats.opened_iterators import OpenedIterators
+from grainmill._stats.opened_iterators import opens
 from grainmill._stats.prometheus import export
 from grainmill._stats.tracking import new_recorder
 from grainmill._threads import not_waiting, stay_at_exit
@@ -316,7 +316,7 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
         recorder: Recorder | None = None,
     ) -> None:
         super().__init__()
-        OpenedIterators.add(self)
+        opens(self)
         self._node = node
         self._stage = stage
         self._recorder = recorder or Recorder()

@@ -58,7 +58,7 @@ class PullMeter:
         self._num_timed = 0  # elements of timed pulls, and of those that these stand for
         self._num_untimed = 0  # elements of pulls before the current pause that none stands for
         self._started_s = self._start_cost_s = 0.0
-        self._finished_s: float | None = None  # when the timed pull before ended
+        self._finished_s = 0.0  # when the timed pull before ended, if there was one
         self._refreshed_s = 0.0
         self._left_at: tuple[float, int, int] | None = None
         recorder.watch(self)
@@ -171,7 +171,7 @@ class PullMeter:
         # The consumer's time is the pipeline's, too. That of this pull alone says little: it may
         # have waited for a task of a worker, whose other elements come without a wait.
         finished_s = clock_s()
-        since_s = self._started_s if self._finished_s is None else self._finished_s
+        since_s = self._finished_s or self._started_s
         element_s = (finished_s - since_s) / (num_pulled + untimed)
         num_timed = len(self._timed) + self._iterators.take_calls()
         cost_s = self._start_cost_s + reading_cost_s() * _PULL_STEPS * num_timed

@@ -60,9 +60,9 @@ class UserDefined(SequentialNode):
 
     def open(self, context: Context) -> Stage:
         """See `SequentialNode.open`."""
-        opened = OpenedIterators()
         # What one without parents opens is its own affair: no stage here stands for that.
-        iterator = opened.during(iter, self.dataset) if self.parents else iter(self.dataset)
+        opened = OpenedIterators() if self.parents else None
+        iterator = opened.during(iter, self.dataset) if opened else iter(self.dataset)
         stage = UserDefinedStage(iterator, self, opened)
         context.recorder.watch_user(stage)
         return stage
@@ -104,8 +104,8 @@ class UserDefinedStage(Stage):
         self._node = node
         self.opened = opened or OpenedIterators()
         self._next = functools.partial(next_of, iterator, END)
-        if node is not None and node.parents and not parents_of(self):
-            self._next = functools.partial(self.opened.during, next_of, iterator, END)
+        if opened is not None and not parents_of(self):
+            self._next = functools.partial(opened.during, next_of, iterator, END)
         self._closed = False
         self._last: weakref.ref[_ElementState] | None = None
         # An iterator of this package may return several elements at once, unless a user derives

@@ -85,15 +85,15 @@ class RepeatStage(CursorStage):
     def __init__(self, node: Repeat, parent: Stage) -> None:
         super().__init__(node, parent)
         self._num_epochs = node.num_epochs
-        self._reset(0)
+        self._reset(0, empty=True)
 
-    def _reset(self, epoch: int) -> None:
+    def _reset(self, epoch: int, *, empty: bool) -> None:
         self._epoch = epoch
         self._ended = self._num_epochs is not None and epoch >= self._num_epochs
         self._last: Block | None = None
         # The first end of an epoch since the last element: there is the state until the next one.
         self._before: tuple[Position, int] | None = None
-        self._empty = epoch == 0  # whether nothing was seen of this epoch
+        self._empty = empty  # whether nothing was seen of this epoch
 
     @property
     def pull_size(self) -> int:  # type: ignore[override]
@@ -108,22 +108,22 @@ class RepeatStage(CursorStage):
         while not self._ended:
             self._last = block = self._cursor.pull_block(limit)
             if block.elements:  # which may all be dropped
-                return self._block(block, self._before)
-            self._before = self._before or (self._cursor.position(), self._epoch)
-            self._next_epoch(initial, self._before[1])
+                return self._block(block)
+            self._next_epoch(initial)
         end = end_at(self._cursor.position())
         return end.with_states(functools.partial(_state_after, end.state_after, self._epoch))
 
-    def _block(self, block: Block, before: tuple[Position, int] | None) -> Block:
-        after, epoch = block.state_after, self._epoch
+    def _block(self, block: Block) -> Block:
+        before, after, epoch = self._before, block.state_after, self._epoch
         if before is None:
             return block.with_states(functools.partial(_state_after, after, epoch))
         return block.with_states(functools.partial(_state_from, before, after, epoch))
 
-    def _next_epoch(self, initial: State, last_epoch: int) -> None:
-        """Goes on to the next epoch, if there is one; `last_epoch` is that of `_before`."""
+    def _next_epoch(self, initial: State) -> None:
+        """Goes on to the next epoch, if there is one."""
+        self._before = self._before or (self._cursor.position(), self._epoch)
         if self._empty:  # so would all others be; states at this end lead to it again
-            self._epoch = last_epoch if self._num_epochs is None else self._num_epochs
+            self._epoch = self._before[1] if self._num_epochs is None else self._num_epochs
             self._ended = True
             return
         self._epoch += 1
@@ -143,10 +143,10 @@ class RepeatStage(CursorStage):
         epoch = saved.index("epoch", maximum)
         initial = self._cursor.first_state()
         self._cursor.restore(saved["parent"])
-        self._reset(epoch)
-        self._empty = False
+        empty = False
         with suppressed():  # states of users may refuse to be compared
-            self._empty = bool(saved["parent"] == initial)
+            empty = bool(saved["parent"] == initial)
+        self._reset(epoch, empty=empty)
 
 
 def _state(parent: State, epoch: int) -> State:

@@ -23,8 +23,11 @@ class OpenedIterators:
 
     def living(self) -> tuple[Any, ...]:
         """Those that are still in use."""
-        found = [iterator() for iterator in self._found]
-        return tuple(iterator for iterator in found if iterator is not None)
+        return tuple(found for each in self._found if (found := each()) is not None)
+
+    def add(self, iterator: Any) -> None:
+        """Adds one, which this does not keep alive."""
+        self._found = [weakref.ref(each) for each in (*self.living(), iterator)]
 
     def during(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns `function(*args)`, and adds what that opens on this thread."""
@@ -35,10 +38,9 @@ class OpenedIterators:
         finally:
             _running.opened = before
 
-    @staticmethod
-    def add(iterator: Any) -> None:
-        """Adds an iterator of this package to those of the user's one that opens it, if any."""
-        opened = getattr(_running, "opened", None)
-        if opened is not None:
-            living = [found for found in opened._found if found() is not None]  # noqa: SLF001 - its own
-            opened._found = [*living, weakref.ref(iterator)]  # noqa: SLF001
+
+def opens(iterator: Any) -> None:
+    """Adds an iterator of this package to those of the user's one that runs, if one does."""
+    opened = getattr(_running, "opened", None)
+    if opened is not None:
+        opened.add(iterator)

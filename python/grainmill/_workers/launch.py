@@ -56,7 +56,7 @@ def lazy_package() -> ModuleType:
 
 def main(control_file: int, parent: int, *, fork: bool, idle_s: float) -> None:
     """Runs the starter; see `zygote.main`."""
-    gc.disable()  # as long as modules are imported; workers enable it
+    gc.disable()  # it would look through all modules while they are imported; workers enable it
     lazy_package()
     zygote = importlib.import_module(f"{_NAME}._workers.zygote")
     zygote.main(control_file, parent, fork=fork, idle_s=idle_s)
