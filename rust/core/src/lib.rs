@@ -1,6 +1,7 @@
 //! The engine of grainmill, lowest layer first: [`error`], [`bytes`], [`lock`], [`platform`], [`process`], [`interrupt`],
 //! [`compute`], [`try_alloc`], [`url`], [`shared_memory`] and [`write_prefetcher`], [`order`] (the order of records),
-//! [`parse`] (records to values), [`records`] (bytes by index), [`batch`] and [`pack`] (rows of a slot), [`pipeline`] (threads).
+//! [`parse`] (records to values), [`batch`] and [`pack`] (rows of a slot), [`io`] (files), [`records`] (bytes by index),
+//! [`pipeline`] (threads).
 //! A layer uses only those before it; none knows Python.
 
 pub mod batch;
@@ -8,6 +9,7 @@ pub mod bytes;
 pub mod compute;
 pub mod error;
 pub mod interrupt;
+pub mod io;
 pub mod lock;
 pub mod order;
 pub mod pack;

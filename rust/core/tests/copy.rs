@@ -6,12 +6,13 @@ use std::io::Cursor;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use grainmill_core::io::LocalFiles;
 use grainmill_core::pipeline::copy::{CopyTarget, InMemory, Indexed};
 use grainmill_core::records::array_record::{RecordWriter, verify};
 use grainmill_core::records::json_lines::JsonLines;
 use grainmill_core::records::sequential::{RecordBlock, RecordStream};
 use grainmill_core::records::tfrecord::TfRecord;
-use grainmill_core::records::{ArrayRecord, Files, LocalFiles, Source, outputs};
+use grainmill_core::records::{ArrayRecord, Files, Source, outputs};
 use proptest::prelude::*;
 
 fn target(format: &str, path: &Path, options: &str) -> CopyTarget {

@@ -11,6 +11,7 @@ use std::sync::{Arc, Once};
 
 use flate2::write::{GzEncoder, ZlibEncoder};
 use grainmill_core::bytes::ScatterBuffers;
+use grainmill_core::io::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use grainmill_core::parse::example::{self, Names};
 use grainmill_core::parse::json::{Paths, Step};
 use grainmill_core::records::array_record::RecordWriter;
@@ -22,7 +23,6 @@ use grainmill_core::records::riegeli::chunk::{CHUNK_HEADER_LEN, ChunkHeader, kin
 use grainmill_core::records::riegeli::hash::hash;
 use grainmill_core::records::scanned::{Compression, Framing, IndexPlaces, ScannedFormat};
 use grainmill_core::records::sequential::{Frames, RecordBlock, RecordStream};
-use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use grainmill_core::records::tfrecord::TfRecord;
 use grainmill_core::records::web_dataset::WebDataset;
 use grainmill_core::records::{ArrayRecord, FileSet, Files, Format, Source};

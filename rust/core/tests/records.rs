@@ -6,7 +6,8 @@ use std::any::Any;
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 
-use grainmill_core::pipeline::{self, ReadQueue};
+use grainmill_core::io::ReadQueue;
+use grainmill_core::pipeline;
 use grainmill_core::records::riegeli::{Decoder, chunk};
 use grainmill_core::records::{ArrayRecord, ArrayRecordFile, Files, Source};
 use proptest::prelude::*;

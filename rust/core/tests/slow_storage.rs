@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use grainmill_core::bytes::ScatterBuffers;
-use grainmill_core::pipeline::{self, ReadQueue, open};
-use grainmill_core::records::array_record::RecordWriter;
-use grainmill_core::records::storage::{
+use grainmill_core::io::ReadQueue;
+use grainmill_core::io::storage::{
     FileId, ReadAt, ReadRequest, ReopenedFile, Storage, StoredFile, WhenRead,
 };
+use grainmill_core::pipeline::{self, open};
+use grainmill_core::records::array_record::RecordWriter;
 use grainmill_core::records::{ArrayRecord, FileSet, Files, Format, Records, Source};
 use grainmill_core::{Error, Result};
 

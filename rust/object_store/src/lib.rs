@@ -7,7 +7,7 @@
 //! blocks may be kept in a cache on a local disk (`block_cache`). Objects are written in parts
 //! (`upload`). It knows no format of files.
 //!
-//! [`Storage`]: grainmill_core::records::storage::Storage
+//! [`Storage`]: grainmill_core::io::storage::Storage
 
 mod access;
 mod aws_profile;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use grainmill_core::bytes::ScatterBuffers;
-use grainmill_core::records::storage::{
+use grainmill_core::io::storage::{
     FileId, ReadAt, ReadRequest, ReopenedFile, StartedRead, Storage, StoredFile, WhenRead,
 };
-use grainmill_core::records::{LocalFiles, SingleFlight};
+use grainmill_core::io::{LocalFiles, SingleFlight};
 use grainmill_core::{Error, Result};
 use tokio::task::AbortHandle;
 

@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use grainmill_core::records::storage::WriteFile;
+use grainmill_core::io::storage::WriteFile;
 use grainmill_core::{Error, Result};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path as ObjectPath;

@@ -11,9 +11,8 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Instant;
 
 use bytes::Bytes;
+use grainmill_core::io::{Job, ReadQueue, storage_latency};
 use grainmill_core::lock::lock;
-use grainmill_core::pipeline::{Job, ReadQueue};
-use grainmill_core::records::storage_latency;
 use grainmill_core::{Result, interrupt, process};
 
 use crate::cache::{Claim, Estimate, Key, Slot};

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use grainmill_core::records::storage::{FileHandle, Reader};
-use grainmill_core::records::storage_latency::StorageLatency;
+use grainmill_core::io::storage::{FileHandle, Reader};
+use grainmill_core::io::storage_latency::StorageLatency;
 use grainmill_core::try_alloc::try_with_capacity;
 use grainmill_core::{Error, Result};
 

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use arrow_schema::FieldRef;
 use grainmill_core::Result;
+use grainmill_core::io::SingleFlight;
+use grainmill_core::io::storage::{FileHandle, Reader, Storage, StoredFile};
+use grainmill_core::io::storage_latency::StorageLatency;
 use grainmill_core::process::PerProcess;
-use grainmill_core::records::SingleFlight;
-use grainmill_core::records::storage::{FileHandle, Reader, Storage, StoredFile};
-use grainmill_core::records::storage_latency::StorageLatency;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_schema::FieldRef;
+use grainmill_core::io::storage::Storage;
+use grainmill_core::io::storage_latency::ReadTotals;
 use grainmill_core::process::PerProcess;
-use grainmill_core::records::storage::Storage;
-use grainmill_core::records::storage_latency::ReadTotals;
 use grainmill_core::{Error, Result};
 use parquet::file::metadata::RowGroupMetaData;
 

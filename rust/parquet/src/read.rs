@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrow_array::{Array, ArrayRef, new_empty_array};
 use arrow_schema::FieldRef;
-use grainmill_core::pipeline::ReadQueue;
+use grainmill_core::io::ReadQueue;
 use grainmill_core::{Error, Result};
 
 use crate::ahead::Ahead;

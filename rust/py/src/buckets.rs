@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use grainmill_core::records::storage::{Storage, WriteFile};
+use grainmill_core::io::storage::{Storage, WriteFile};
 use grainmill_core::{Error, Result};
 pub(crate) use grainmill_object_store::is_url;
 use grainmill_object_store::{self as object_store, Buckets, Settings, Upload, UploadControl};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use grainmill_core::Result;
-use grainmill_core::records::storage::{Storage, WriteFile};
+use grainmill_core::io::storage::{Storage, WriteFile};
 use grainmill_core::url::shown;
 use pyo3::prelude::*;
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use grainmill_core::Error;
-use grainmill_core::pipeline::ReadQueue;
+use grainmill_core::io::ReadQueue;
 use grainmill_core::process::PerProcess;
 use grainmill_core::url::shown;
 use grainmill_parquet::arrow_array::ArrayRef;

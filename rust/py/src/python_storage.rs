@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use grainmill_core::bytes::ScatterBuffers;
-use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
+use grainmill_core::io::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use grainmill_core::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

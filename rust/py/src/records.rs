@@ -8,15 +8,15 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use grainmill_core::pipeline::{self, Pending, ReadQueue, Reading, open};
+use grainmill_core::io::storage::Storage;
+use grainmill_core::io::{ReadQueue, storage_latency};
+use grainmill_core::pipeline::{self, Pending, Reading, open};
 use grainmill_core::platform;
 use grainmill_core::process::PerProcess;
 use grainmill_core::records::array_record::shared_index;
 use grainmill_core::records::record_limit;
-use grainmill_core::records::storage::Storage;
 use grainmill_core::records::{
     ArrayRecordFile, FileInfo, FileSet, Files, Plan, Records, Source, chunk_cache, index_cache,
-    storage_latency,
 };
 use grainmill_core::url::shown;
 use grainmill_core::{Error, Result};

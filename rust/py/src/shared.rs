@@ -2,9 +2,9 @@
 
 use std::ffi::c_int;
 
+use grainmill_core::batch::SharedBudget;
 use grainmill_core::batch::{self, ALIGNMENT, BorrowedSlot, RemoteSlots};
 use grainmill_core::bytes::Destination;
-use grainmill_core::pipeline::SharedBudget;
 use grainmill_core::platform;
 use numpy::{
     PyArray1, PyArray2, PyArrayDescr, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray2,

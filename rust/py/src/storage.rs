@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use grainmill_core::records::LocalFiles;
-use grainmill_core::records::storage::Storage;
+use grainmill_core::io::LocalFiles;
+use grainmill_core::io::storage::Storage;
 use grainmill_core::{Error, Result, url};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

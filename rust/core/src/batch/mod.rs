@@ -28,8 +28,10 @@ const POISON: u8 = 0xA5;
 mod arena;
 mod memory;
 mod remote_slots;
+mod shared_budget;
 mod stack;
 
 pub use arena::{Arena, Slot, poison_by_default};
 pub use remote_slots::{BorrowedSlot, RemoteSlots, after_fork, before_fork};
+pub use shared_budget::SharedBudget;
 pub use stack::{copied_bytes, copy_rows, copy_rows_shared, count_copied};

@@ -10,7 +10,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use super::{Pending, ReadQueue, open};
+use super::{Pending, open};
+use crate::io::ReadQueue;
 use crate::lock::lock;
 use crate::records::Files;
 use crate::records::outputs::{Encoded, Encoder, Output};

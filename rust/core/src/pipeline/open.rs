@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use super::pool;
+use crate::io::pool;
 use crate::lock::lock;
 use crate::records::{FileSet, Files, Plan};
 use crate::{Error, Result, interrupt};

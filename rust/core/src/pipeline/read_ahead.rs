@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::pool;
-use super::read_queue::{Job, Permit, ReadQueue};
+use crate::io::pool;
+use crate::io::storage::WhenRead;
+use crate::io::storage_latency;
+use crate::io::{Job, Permit, ReadQueue};
 use crate::lock::lock;
-use crate::records::storage::WhenRead;
-use crate::records::storage_latency;
 use crate::records::{Files, Outcome, Plan, Records, Scratch, SortedPositions, Unit, UnitRecords};
 use crate::{Error, Result, compute, interrupt, process};
 

@@ -16,8 +16,8 @@ use super::raw_bytes::grow_to;
 use super::record_file::{Pick, RecordFile};
 use super::record_limit::{check_decoded_len, max_decoded_len};
 use super::riegeli::decompress::{ZSTD_MAGIC, zstd_context};
-use super::storage::{FileHandle, Reader, StoredFile};
-use super::storage_latency::StorageLatency;
+use crate::io::storage::{FileHandle, Reader, StoredFile};
+use crate::io::storage_latency::StorageLatency;
 use crate::{Error, Result};
 
 /// The length of a limit: where a record ends.

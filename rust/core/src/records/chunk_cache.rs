@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::chunk_records::{ChunkRecords, DecodedChunk};
-use super::lru::Lru;
-use super::single_flight::{FlightGuard, SingleFlight};
 use crate::Result;
+use crate::io::lru::Lru;
+use crate::io::{FlightGuard, SingleFlight};
 use crate::process::PerProcess;
 
 /// The memory limit in bytes unless [`set_budget`] changes it.

@@ -8,13 +8,13 @@ use std::sync::{Arc, OnceLock};
 
 use super::chunk_cache::ChunkCache;
 use super::format::{Format, OpenedFile};
-use super::local::LocalFiles;
 use super::plan::{Plan, PlannedFile};
 use super::read::{Records, Scratch};
 use super::record_file::{Pick, RecordFile};
-use super::single_flight::SingleFlight;
-use super::storage::{Reader, Storage};
-use super::storage_latency::{ReadTotals, SharedStats, StorageLatency};
+use crate::io::LocalFiles;
+use crate::io::SingleFlight;
+use crate::io::storage::{Reader, Storage};
+use crate::io::storage_latency::{ReadTotals, SharedStats, StorageLatency};
 use crate::{Error, Result};
 
 static OPENS: SingleFlight = SingleFlight::new();

@@ -4,9 +4,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use super::record_file::RecordFile;
-use super::storage::{ReadAt, Reader, Storage, StoredFile};
-use super::storage_latency::StorageLatency;
 use crate::Result;
+use crate::io::storage::{ReadAt, Reader, Storage, StoredFile};
+use crate::io::storage_latency::StorageLatency;
 
 /// How records are laid out in files, with the options for reading them.
 pub trait Format: Debug + Send + Sync {

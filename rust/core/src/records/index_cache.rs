@@ -8,15 +8,15 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::lru::Lru;
 use super::offsets::Offsets;
-use super::single_flight::SingleFlight;
-use super::spill::{self, Part};
-use super::storage_latency::StorageLatency;
 use crate::Result;
+use crate::io::SingleFlight;
+use crate::io::lru::Lru;
+use crate::io::spill::{self, Part};
+use crate::io::storage_latency::StorageLatency;
 use crate::process::PerProcess;
 
-pub use super::spill::budget;
+pub use crate::io::spill::budget;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 /// The files whose offsets are being read.

@@ -1,27 +1,20 @@
 //! The bytes of records, by index.
 //!
-//! Positions become a [`Plan`] of the byte ranges to read ([`files`], [`plan`]); a [`storage`] reads
+//! Positions become a [`Plan`] of the byte ranges to read ([`files`], [`plan`]); a storage reads
 //! them, a [`RecordFile`] decodes them, and [`read`] copies the records to their destinations. A
-//! [`Format`] opens such files; it knows no storage, and a storage knows no format. The measured
-//! latency decides whether many reads should be in flight at once ([`storage_latency`]).
+//! [`Format`] opens such files and knows no storage.
 
 pub mod array_record;
 pub mod bagz;
-mod buffer_pool;
 pub mod checksum;
 pub mod chunk_cache;
 pub mod chunk_records;
 pub mod decode_scratch;
-mod file_bytes;
 pub mod files;
 pub mod format;
 pub mod format_error;
-mod forward_reads;
 pub mod index_cache;
 pub mod json_lines;
-mod local;
-pub mod lru;
-mod new_file;
 pub mod offsets;
 pub mod outputs;
 pub mod plan;
@@ -32,20 +25,13 @@ pub mod record_limit;
 pub mod riegeli;
 pub mod scanned;
 pub mod sequential;
-mod single_flight;
-mod spill;
-pub mod storage;
-pub mod storage_latency;
 pub mod tfrecord;
 pub mod web_dataset;
 
 pub use array_record::{ArrayRecord, ArrayRecordFile};
-pub use file_bytes::FileBytes;
 pub use files::{FileInfo, FileSet, Files, SortedPositions, Source};
 pub use format::Format;
 pub use format_error::FormatError;
-pub use local::LocalFiles;
 pub use plan::{Plan, Unit};
 pub use read::{Outcome, Records, Scratch, UnitRecords};
 pub use record_file::RecordFile;
-pub use single_flight::{FlightGuard, SingleFlight};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::spill::{self, MAX_PART_LEN, Part};
+use crate::io::spill::{self, MAX_PART_LEN, Part};
 use crate::shared_memory::Words;
 use crate::{Error, Result};
 

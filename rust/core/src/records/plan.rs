@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use super::chunk_cache::ChunkCache;
 use super::record_file::{Pick, RecordFile};
-use super::storage::{FileHandle, ReadRequest};
-use super::storage_latency::StorageLatency;
+use crate::io::storage::{FileHandle, ReadRequest};
+use crate::io::storage_latency::StorageLatency;
 use crate::{Result, compute};
 
 /// About how many bytes a unit reads where storage is fast; less does not pay for a second thread.

@@ -13,8 +13,8 @@ use super::chunk_records::ChunkRecords;
 use super::decode_scratch::DecodeScratch;
 use super::format_error::FormatError;
 use super::raw_bytes::grow_to;
-use super::storage::{Reader, StoredFile};
-use super::storage_latency::StorageLatency;
+use crate::io::storage::{Reader, StoredFile};
+use crate::io::storage_latency::StorageLatency;
 use crate::{Error, Result};
 
 /// A file of records whose index has been read.

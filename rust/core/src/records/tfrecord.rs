@@ -10,9 +10,9 @@ use super::offsets::Offsets;
 use super::record_file::DirectRead;
 use super::scanned::{Compression, Framing, MayBeCompressed, Scanner};
 use super::sequential::{Frame, Frames};
-use super::storage::Reader;
 use crate::Result;
 use crate::bytes::{self, ScatterBuffers};
+use crate::io::storage::Reader;
 
 /// The bytes before a record: its length, and the masked CRC of these bytes.
 pub const HEAD_LEN: usize = 12;

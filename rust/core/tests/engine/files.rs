@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use grainmill_core::io::storage::{Reader, StoredFile};
+use grainmill_core::io::storage_latency::StorageLatency;
 use grainmill_core::records::array_record::RecordWriter;
 use grainmill_core::records::checksum::highway;
 use grainmill_core::records::chunk_records::ChunkRecords;
@@ -12,8 +14,6 @@ use grainmill_core::records::decode_scratch::{DecodeScratch, FormatScratch};
 use grainmill_core::records::format::OpenedFile;
 use grainmill_core::records::record_file::Pick;
 use grainmill_core::records::riegeli::chunk::CHUNK_HEADER_LEN;
-use grainmill_core::records::storage::{Reader, StoredFile};
-use grainmill_core::records::storage_latency::StorageLatency;
 use grainmill_core::records::{
     ArrayRecord, FileSet, Files, Format, FormatError, RecordFile, Source,
 };
@@ -299,7 +299,7 @@ impl Format for TestFormat {
 
 /// All files of a storage as one set.
 pub(crate) fn set_of(files: &[Arc<TestFile>], stored: &Arc<Stored>) -> FileSet {
-    let storage: Arc<dyn grainmill_core::records::storage::Storage> =
+    let storage: Arc<dyn grainmill_core::io::storage::Storage> =
         Arc::new(TestStorage(Arc::clone(stored)));
     let format: Arc<dyn Format> = Arc::new(TestFormat(stored.files.clone()));
     FileSet::in_storage(&storage, &format, files.iter().map(|file| file.source()))

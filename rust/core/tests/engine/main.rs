@@ -16,7 +16,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use grainmill_core::compute;
-use grainmill_core::pipeline::{Job, ReadQueue, open};
+use grainmill_core::io::{Job, ReadQueue};
+use grainmill_core::pipeline::open;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use grainmill_core::pipeline::{self, Pending, ReadQueue, Reading, open};
+use grainmill_core::io::ReadQueue;
+use grainmill_core::pipeline::{self, Pending, Reading, open};
 use grainmill_core::records::{Files, Records, chunk_cache};
 use grainmill_core::{Error, Result, interrupt};
 

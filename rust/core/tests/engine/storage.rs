@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex};
 
 use grainmill_core::bytes::ScatterBuffers;
-use grainmill_core::records::storage::{
+use grainmill_core::io::storage::{
     FileId, ReadAt, ReadRequest, ReopenedFile, Storage, StoredFile, WhenRead,
 };
 use grainmill_core::{Error, Result};

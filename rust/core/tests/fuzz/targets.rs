@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once, OnceLock};
 
 use grainmill_core::bytes::ScatterBuffers;
+use grainmill_core::io::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use grainmill_core::parse::example::{self, Kind, Names, Values};
 use grainmill_core::parse::json::{self, Paths, Step, Value};
 use grainmill_core::parse::number::Number;
@@ -29,7 +30,6 @@ use grainmill_core::records::riegeli::varint::{Cursor, push_varint};
 use grainmill_core::records::riegeli::{ChunkRecords, Decoder, FormatError, StreamError};
 use grainmill_core::records::scanned::{Compression, Framing, IndexPlaces, ScannedFormat};
 use grainmill_core::records::sequential::{Frames, RecordBlock, RecordStream};
-use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use grainmill_core::records::tfrecord::TfRecord;
 use grainmill_core::records::web_dataset::WebDataset;
 use grainmill_core::records::{ArrayRecord, FileSet, Files, Format, Source};

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command};
 
-use grainmill_core::pipeline::SharedBudget;
+use grainmill_core::batch::SharedBudget;
 
 use crate::messages::{self, Message};
 

@@ -5,8 +5,10 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
+use grainmill_core::batch::SharedBudget;
 use grainmill_core::batch::{Arena, Slot, copy_rows};
-use grainmill_core::pipeline::{self, ReadQueue, SharedBudget};
+use grainmill_core::io::ReadQueue;
+use grainmill_core::pipeline;
 use grainmill_core::records::array_record::RecordWriter;
 use grainmill_core::records::{ArrayRecord, Files, Source};
 

@@ -13,8 +13,8 @@ use std::fmt::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use grainmill_core::batch::SharedBudget;
 use grainmill_core::batch::{Arena, BorrowedSlot, RemoteSlots, Slot};
-use grainmill_core::pipeline::SharedBudget;
 
 /// Bytes per slot: one size class, and at most a page.
 const SLOT: usize = 512;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use grainmill_core::bytes::ScatterBuffers;
-use grainmill_core::pipeline::ReadQueue;
-use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
+use grainmill_core::io::ReadQueue;
+use grainmill_core::io::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use grainmill_core::{Error, Result};
 use grainmill_parquet::{Choice, ParquetFiles};
 

@@ -3,9 +3,9 @@
 use super::super::riegeli::FormatError;
 use super::super::riegeli::block::BLOCK_LEN;
 use super::super::riegeli::chunk::{ChunkHeader, kind};
-use super::super::storage::{Reader, StoredFile};
 use super::super::tfrecord::record_len;
 use crate::Error;
+use crate::io::storage::{Reader, StoredFile};
 
 /// The error for a file whose postscript has `problem`, or that is too short for a postscript.
 #[cold]

@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::super::forward_reads::ForwardReads;
 use super::super::raw_bytes::{WHOLE_READ_LEN, grow_to};
 use super::super::riegeli::FormatError;
 use super::super::riegeli::chunk::{self, MAX_DATA_AT, Opened};
-use super::super::storage::Reader;
 use crate::Result;
+use crate::io::forward_reads::ForwardReads;
+use crate::io::storage::Reader;
 
 /// Random-access reads of a file.
 pub(super) trait RangeReader {

@@ -12,13 +12,13 @@ use super::super::record_file::{DirectRead, Pick, RecordFile};
 use super::super::riegeli::block::BLOCK_LEN;
 use super::super::riegeli::chunk::{self, ChunkHeader, Opened};
 use super::super::riegeli::{ChunkRecords, Decoder, FormatError, StreamError};
-use super::super::storage::{FileHandle, Reader, StoredFile};
-use super::super::storage_latency::StorageLatency;
 use super::footer::{self, Footer};
 use super::index::{self, Index};
 use super::ranges::{FileTail, RangeReader, read_chunk, read_header};
 use super::shared_index::{Found, Key};
 use super::{diagnose, direct, shared_index};
+use crate::io::storage::{FileHandle, Reader, StoredFile};
+use crate::io::storage_latency::StorageLatency;
 use crate::{Error, Result};
 
 /// Opening a file of up to this many chunks caches their offsets, as does opening one that is read

@@ -7,13 +7,13 @@ use super::super::offsets::Offsets;
 use super::super::riegeli::Decoder;
 use super::super::riegeli::block::{BLOCK_LEN, BlockHeader};
 use super::super::riegeli::chunk::{Opened, kind};
-use super::super::storage::{Reader, Storage, StoredFile};
-use super::super::storage_latency::StorageLatency;
 use super::footer::Footer;
 use super::ranges::{Forward, RangeReader, read_chunk, read_header};
 use super::reader::find_footer;
 use super::{diagnose, index};
 use crate::Result;
+use crate::io::storage::{Reader, Storage, StoredFile};
+use crate::io::storage_latency::StorageLatency;
 
 /// What is wrong at one place of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use super::footer::{MAGIC, VERSION};
 use super::options::WriterOptions;
+use crate::io::new_file::NewFile;
+use crate::io::storage::WriteFile;
 use crate::records::checksum::highway::Hasher;
-use crate::records::new_file::NewFile;
 use crate::records::riegeli::FormatError;
 use crate::records::riegeli::chunk::{ChunkHeader, kind};
 use crate::records::riegeli::compress::{Codec, Compressor};
@@ -14,7 +15,6 @@ use crate::records::riegeli::encode::{Group, simple_data};
 use crate::records::riegeli::sink::ChunkSink;
 use crate::records::riegeli::transposed::encode::transposed_data;
 use crate::records::riegeli::varint::push_varint;
-use crate::records::storage::WriteFile;
 use crate::{Error, Result};
 
 /// Writes records into an `ArrayRecord` file.

@@ -8,7 +8,7 @@ mod output;
 
 use std::path::Path;
 
-use super::new_file::NewFile;
+use crate::io::new_file::NewFile;
 use crate::{Error, Result};
 
 pub use output::{Encoded, Encoder, OpenFile, Output};

@@ -13,8 +13,6 @@ use super::super::index_cache::IndexHandle;
 use super::super::offsets::Offsets;
 use super::super::raw_bytes::{WHOLE_READ_LEN, grow_to};
 use super::super::record_file::{DirectRead, Pick, RecordFile};
-use super::super::storage::{FileHandle, Reader, Storage, StoredFile};
-use super::super::storage_latency::StorageLatency;
 use super::compression::{Compression, HEAD_LEN};
 use super::framing::Framing;
 use super::index::{Index, extent};
@@ -22,6 +20,8 @@ use super::index_file::{Identity, IndexPlaces, ends_hash, identity};
 use super::inflate;
 use super::scan::{ScanError, scan};
 use super::stream::Points;
+use crate::io::storage::{FileHandle, Reader, Storage, StoredFile};
+use crate::io::storage_latency::StorageLatency;
 use crate::{Error, Result};
 
 const ZSTD_PROBLEM: &str = "compressed by zstd, so its records can only be read in order; convert it by \

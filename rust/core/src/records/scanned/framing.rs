@@ -7,9 +7,9 @@ use std::ops::Range;
 use super::super::format_error::FormatError;
 use super::super::offsets::Offsets;
 use super::super::record_file::DirectRead;
-use super::super::storage::Reader;
 use super::compression::MayBeCompressed;
 use crate::Result;
+use crate::io::storage::Reader;
 use crate::records::checksum::UnverifiedRecord;
 
 /// How records follow each other. The bytes of a record reach from where it begins to where the next

@@ -12,17 +12,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::super::format_error::FormatError;
-use super::super::local::LocalFiles;
 use super::super::offsets::Offsets;
 use super::super::raw_bytes::grow_to;
 use super::super::riegeli::hash::{Hasher, hash};
 use super::super::riegeli::varint::{Cursor, push_varint};
-use super::super::storage::{Reader, Storage, StoredFile};
-use super::super::storage_latency::StorageLatency;
 use super::compression::Compression;
 use super::index::Index;
 use super::inflate::Boundary;
 use super::stream::{Point, Points};
+use crate::io::LocalFiles;
+use crate::io::storage::{Reader, Storage, StoredFile};
+use crate::io::storage_latency::StorageLatency;
 use crate::{Error, Result, platform, url};
 
 const MAGIC: &[u8] = b"grainmill index 1\n";

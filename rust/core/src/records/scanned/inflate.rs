@@ -9,10 +9,10 @@ use miniz_oxide::inflate::core::inflate_flags::{
 use miniz_oxide::inflate::core::{BlockBoundaryState, DecompressorOxide, decompress};
 
 use super::super::format_error::{FormatError, StreamError};
-use super::super::forward_reads::ForwardReads;
 use super::super::raw_bytes::grow_to;
-use super::super::storage::Reader;
 use super::compression::{Compression, zlib_problem};
+use crate::io::forward_reads::ForwardReads;
+use crate::io::storage::Reader;
 
 /// How far back deflate refers.
 pub(super) const WINDOW_LEN: usize = 32 << 10;

@@ -7,16 +7,16 @@
 use std::sync::Arc;
 
 use super::super::format_error::{FormatError, StreamError};
-use super::super::forward_reads::ForwardReads;
 use super::super::offsets::Offsets;
 use super::super::raw_bytes::grow_to;
-use super::super::storage::Reader;
 use super::compression::Compression;
 use super::framing::{Framing, Scanner};
 use super::index::Index;
 use super::inflate::{Boundary, Inflate, Input};
 use super::stream::PointsBuilder;
 use crate::Error;
+use crate::io::forward_reads::ForwardReads;
+use crate::io::storage::Reader;
 
 /// How many bytes are looked at at once: at first, where records are long, and at most where they are
 /// short.

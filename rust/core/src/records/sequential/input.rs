@@ -9,8 +9,8 @@ use std::io::{self, BufRead, BufReader, Read};
 use flate2::{Decompress, FlushDecompress, Status};
 use zstd_safe::{DCtx, InBuffer, OutBuffer};
 
-use super::super::file_bytes::FileBytes;
 use super::super::scanned::Compression;
+use crate::io::file_bytes::FileBytes;
 
 /// How many compressed bytes are read at once.
 const BUFFER_LEN: usize = 64 << 10;

@@ -11,11 +11,11 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::file_bytes::{FileBytes, error_of};
 use super::format_error::FormatError;
 use super::record_limit::check_decoded_len;
 use super::scanned::{Compression, HEAD_LEN, MayBeCompressed};
-use super::storage::Storage;
+use crate::io::file_bytes::{FileBytes, error_of};
+use crate::io::storage::Storage;
 use crate::{Error, Result};
 use input::{ByteSource, Input};
 

@@ -105,7 +105,7 @@ impl ReadQueue {
     }
 
     /// Counts the caller as one that reads, if the limit permits.
-    pub(super) fn enter(&self) -> Option<Permit> {
+    pub(crate) fn enter(&self) -> Option<Permit> {
         let mut state = self.state();
         let may_enter = state.in_flight < self.0.max_in_flight;
         state.in_flight += usize::from(may_enter);

@@ -33,7 +33,7 @@ static IN_PROCESS: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::default);
 
 /// The reads of one file.
 #[derive(Debug)]
-pub(super) struct ForwardReads {
+pub(crate) struct ForwardReads {
     /// Consecutive parts of the file.
     pieces: VecDeque<Piece>,
     window: u64,
@@ -96,7 +96,7 @@ impl ForwardReads {
     ///
     /// # Errors
     /// If the file cannot be read or ends too early; the next call reads again.
-    pub(super) fn read(
+    pub(crate) fn read(
         &mut self,
         reader: Reader<'_>,
         mut out: &mut [u8],

@@ -84,6 +84,6 @@ impl Read for FileBytes {
 ///
 /// # Errors
 /// If there is none in it.
-pub(super) fn error_of(error: io::Error) -> Result<Error, io::Error> {
+pub(crate) fn error_of(error: io::Error) -> Result<Error, io::Error> {
     error.downcast::<Error>()
 }

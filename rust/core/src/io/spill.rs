@@ -17,7 +17,7 @@ const FILE_LEN: u64 = 64 << 20;
 /// How many bytes of files there may be for each byte of memory that offsets may take.
 const MAX_RATIO: u64 = 16;
 /// How many offsets are written at once at most.
-pub(super) const MAX_PART_LEN: usize = 1 << 20;
+pub(crate) const MAX_PART_LEN: usize = 1 << 20;
 /// How many offsets are read at once.
 const BLOCK_LEN: usize = 128;
 
@@ -31,7 +31,7 @@ pub fn budget() -> usize {
     BUDGET.load(Ordering::Relaxed)
 }
 
-pub(super) fn set_budget(byte_len: usize) {
+pub(crate) fn set_budget(byte_len: usize) {
     BUDGET.store(byte_len, Ordering::Relaxed);
 }
 
@@ -79,7 +79,7 @@ impl Part {
     ///
     /// # Errors
     /// If there is no place for them.
-    pub(super) fn write(offsets: &[u32], budget: usize) -> io::Result<Self> {
+    pub(crate) fn write(offsets: &[u32], budget: usize) -> io::Result<Self> {
         let mut bytes = Vec::with_capacity(offsets.len() * OFFSET_LEN);
         for offset in offsets {
             bytes.extend_from_slice(&offset.to_ne_bytes());
@@ -90,7 +90,7 @@ impl Part {
         Ok(Self { file, at, len: offsets.len() })
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
@@ -98,7 +98,7 @@ impl Part {
     ///
     /// # Errors
     /// If they cannot be read.
-    pub(super) fn read_block(&self, at: usize, block: &mut Vec<u32>) -> io::Result<usize> {
+    pub(crate) fn read_block(&self, at: usize, block: &mut Vec<u32>) -> io::Result<usize> {
         let first = at - at % BLOCK_LEN;
         let mut bytes = [0; BLOCK_LEN * OFFSET_LEN];
         let bytes = &mut bytes[..(self.len - first).min(BLOCK_LEN) * OFFSET_LEN];
