@@ -117,7 +117,7 @@ rust-test: | $(VENV)/.test
 # them. So they are for free-threaded Python, which has another interface than the stable one.
 portable: | $(VENV)/.test
 	$(CARGO) test --locked --quiet -p grainmill-core --lib --features portable \
-		--config profile.dev.package.grainmill-core.opt-level=0 -- platform:: batch:: io:: pipeline::
+		--config profile.dev.package.grainmill-core.opt-level=0 -- platform:: batch:: io:: read::
 	@for system in $(OTHER_SYSTEMS); do \
 		target=$${system%:*}; \
 		if ! test -d "$$(rustc --print sysroot)/lib/rustlib/$$target" \
@@ -186,11 +186,11 @@ bench: release | $(VENV)/.test ## micro benches of each layer, then end to end b
 # last runs are of mistakes made on purpose, which must be found.
 sanitize: ## the engine's arena, hand-over and threads under two sanitizers
 	@test -d "$$(rustc --print sysroot)/lib/rustlib/src" || rustup component add rust-src
-	$(call sanitized,address) --lib -- batch:: compute:: io:: pipeline:: hash:: write_prefetcher:: shared_
+	$(call sanitized,address) --lib -- batch:: compute:: io:: read:: checksum:: write_prefetcher:: shared_
 	$(call sanitized,address) --test batch --test compute --test engine --test hand_over -- --skip schedules::
 	$(call sanitized,address) $(DELIBERATE)read_after 2>&1 | grep 'ERROR: .*: heap-use-after-free'
 	$(call sanitized,address) $(DELIBERATE)written_past 2>&1 | grep 'ERROR: .*: heap-buffer-overflow'
-	$(call sanitized,thread) --lib -- $(IN_TURN) batch:: compute:: io:: pipeline:: shared_
+	$(call sanitized,thread) --lib -- $(IN_TURN) batch:: compute:: io:: read:: shared_
 	$(call sanitized,thread) --test batch --test compute --test engine --test hand_over -- $(IN_TURN) --skip schedules::
 	$(call sanitized,thread) --test slow_storage -- $(IN_TURN) reads request damage
 	$(call sanitized,thread) $(DELIBERATE)written_while 2>&1 | grep 'WARNING: .*: data race'

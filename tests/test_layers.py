@@ -25,8 +25,8 @@ CORE_LAYERS = [
     {"order"},
     {"batch", "pack"},
     {"io"},
-    {"records"},
-    {"pipeline"},
+    {"formats"},
+    {"read"},
 ]
 FACE_LAYERS = [
     {"_interrupts", "_native"},
@@ -107,7 +107,7 @@ LATE_IMPORTS = {
 # loops, those that encode copies, and one that waits for the parent's end if the system has no
 # signal for it; Python's are those that run user functions, which `_threads` starts and stops,
 # except for one.
-CORE_THREADS = {"compute.rs", "io/pool.rs", "pipeline/copy.rs", "platform/portable.rs"}
+CORE_THREADS = {"compute.rs", "io/pool.rs", "platform/portable.rs", "read/copy.rs"}
 FACE_THREADS = {
     "_threads.py",
     # Where workers cannot be forked, a thread of each waits for the parent's end.
@@ -205,7 +205,7 @@ def core_references() -> list[tuple[str, str, str]]:
 
 def test_core_layers_use_only_lower_ones():
     references = core_references()
-    assert {layer for _, layer, _ in references} >= {"order", "records", "batch"}
+    assert {layer for _, layer, _ in references} >= {"order", "formats", "batch"}
     wrong = {(file, used) for file, layer, used in references if upward(layer, used, CORE_LAYERS)}
     assert wrong == set(CORE_EXCEPTIONS)
 
@@ -227,7 +227,8 @@ def test_object_stores_know_no_python_and_no_format():
     files = list((ROOT / "rust/object_store/src").rglob("*.rs"))
     assert files
     for path in files:
-        assert not re.search(r"pyo3|array_record|riegeli", path.read_text("utf-8")), path
+        knows = r"pyo3|array_record|riegeli|grainmill_core::(?:formats|read)\b"
+        assert not re.search(knows, path.read_text("utf-8")), path
 
 
 def test_order_has_no_clock_no_file_and_no_thread():
@@ -254,10 +255,10 @@ def test_only_the_platform_module_names_what_one_system_has():
 @pytest.mark.parametrize(
     ("file", "source", "named"),
     [
-        ("order/mix.rs", "use crate::{Error, records::files};", {"Error", "records"}),
+        ("order/mix.rs", "use crate::{Error, read::files};", {"Error", "read"}),
         ("order/mix.rs", "fn f() { super::super::pack::place() }", {"pack"}),
-        ("records/riegeli/chunk.rs", "use super::block::Block;", set()),
-        ("order/mix.rs", "// see crate::pipeline", set()),
+        ("formats/riegeli/chunk.rs", "use super::block::Block;", set()),
+        ("order/mix.rs", "// see crate::read", set()),
     ],
 )
 def test_references_are_found(file, source, named):

@@ -10,11 +10,11 @@ use criterion::{Criterion, Throughput};
 use grainmill_core::batch::{Arena, copy_rows, copy_rows_shared};
 use grainmill_core::bytes::Bytes;
 use grainmill_core::compute::{self, limit_threads};
+use grainmill_core::formats::array_record::RecordWriter;
+use grainmill_core::formats::{ArrayRecord, outputs};
 use grainmill_core::io::ReadQueue;
-use grainmill_core::pipeline::copy::{CopyTarget, InMemory};
-use grainmill_core::pipeline::read;
-use grainmill_core::records::array_record::RecordWriter;
-use grainmill_core::records::{ArrayRecord, Files, Source, outputs};
+use grainmill_core::read::copy::{CopyTarget, InMemory};
+use grainmill_core::read::{Files, Source, read};
 use grainmill_image::{Filter, Options};
 
 use crate::time;

@@ -6,8 +6,9 @@ use std::hint::black_box;
 use std::path::Path;
 
 use criterion::{Criterion, Throughput};
-use grainmill_core::records::array_record::RecordWriter;
-use grainmill_core::records::{ArrayRecord, Files, Source};
+use grainmill_core::formats::ArrayRecord;
+use grainmill_core::formats::array_record::RecordWriter;
+use grainmill_core::read::{Files, Source};
 
 use crate::time;
 

@@ -1,23 +1,23 @@
 //! The engine of grainmill, lowest layer first: [`error`], [`bytes`], [`lock`], [`platform`], [`process`], [`interrupt`],
 //! [`compute`], [`try_alloc`], [`url`], [`shared_memory`] and [`write_prefetcher`], [`order`] (the order of records),
-//! [`parse`] (records to values), [`batch`] and [`pack`] (rows of a slot), [`io`] (files), [`records`] (bytes by index),
-//! [`pipeline`] (threads).
+//! [`parse`] (records to values), [`batch`] and [`pack`] (rows of a slot), [`io`] (files), [`formats`] (records in them),
+//! [`read`] (records by position).
 //! A layer uses only those before it; none knows Python.
 
 pub mod batch;
 pub mod bytes;
 pub mod compute;
 pub mod error;
+pub mod formats;
 pub mod interrupt;
 pub mod io;
 pub mod lock;
 pub mod order;
 pub mod pack;
 pub mod parse;
-pub mod pipeline;
 pub mod platform;
 pub mod process;
-pub mod records;
+pub mod read;
 pub mod shared_memory;
 pub mod try_alloc;
 pub mod url;

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use grainmill_core::batch::{copy_rows, copy_rows_shared};
 use grainmill_core::bytes::Bytes;
 use grainmill_core::compute::{self, limit_threads};
+use grainmill_core::formats::ArrayRecord;
+use grainmill_core::formats::array_record::RecordWriter;
 use grainmill_core::io::ReadQueue;
-use grainmill_core::pipeline::read;
-use grainmill_core::records::array_record::RecordWriter;
-use grainmill_core::records::{ArrayRecord, Files, Records, Source};
+use grainmill_core::read::{Files, Records, Source, read};
 use proptest::prelude::*;
 
 const NUM_THREADS: [usize; 3] = [7, 2, 1];

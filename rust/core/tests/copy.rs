@@ -6,13 +6,14 @@ use std::io::Cursor;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use grainmill_core::formats::array_record::{RecordWriter, verify};
+use grainmill_core::formats::json_lines::JsonLines;
+use grainmill_core::formats::sequential::{RecordBlock, RecordStream};
+use grainmill_core::formats::tfrecord::TfRecord;
+use grainmill_core::formats::{ArrayRecord, outputs};
 use grainmill_core::io::LocalFiles;
-use grainmill_core::pipeline::copy::{CopyTarget, InMemory, Indexed};
-use grainmill_core::records::array_record::{RecordWriter, verify};
-use grainmill_core::records::json_lines::JsonLines;
-use grainmill_core::records::sequential::{RecordBlock, RecordStream};
-use grainmill_core::records::tfrecord::TfRecord;
-use grainmill_core::records::{ArrayRecord, Files, Source, outputs};
+use grainmill_core::read::copy::{CopyTarget, InMemory, Indexed};
+use grainmill_core::read::{Files, Source};
 use proptest::prelude::*;
 
 fn target(format: &str, path: &Path, options: &str) -> CopyTarget {

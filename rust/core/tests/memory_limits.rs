@@ -5,14 +5,15 @@
 use std::path::Path;
 use std::sync::Once;
 
-use grainmill_core::records::array_record::footer::{MAGIC, VERSION};
-use grainmill_core::records::record_limit::max_decoded_len;
-use grainmill_core::records::riegeli::chunk::kind;
-use grainmill_core::records::riegeli::compress::{Codec, Compressor};
-use grainmill_core::records::riegeli::encode::append_with_len;
-use grainmill_core::records::riegeli::sink::ChunkSink;
-use grainmill_core::records::riegeli::varint::push_varint;
-use grainmill_core::records::{ArrayRecord, Files, Source};
+use grainmill_core::formats::ArrayRecord;
+use grainmill_core::formats::array_record::footer::{MAGIC, VERSION};
+use grainmill_core::formats::record_limit::max_decoded_len;
+use grainmill_core::formats::riegeli::chunk::kind;
+use grainmill_core::formats::riegeli::compress::{Codec, Compressor};
+use grainmill_core::formats::riegeli::encode::append_with_len;
+use grainmill_core::formats::riegeli::sink::ChunkSink;
+use grainmill_core::formats::riegeli::varint::push_varint;
+use grainmill_core::read::{Files, Source};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The memory of the tests and their threads, besides that of the process at its start.

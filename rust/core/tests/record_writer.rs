@@ -4,9 +4,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use grainmill_core::records::array_record::RecordWriter;
-use grainmill_core::records::record_limit::{DEFAULT_MAX_RECORD_BYTES, set_max_record_bytes};
-use grainmill_core::records::{ArrayRecord, Files, Source};
+use grainmill_core::formats::ArrayRecord;
+use grainmill_core::formats::array_record::RecordWriter;
+use grainmill_core::formats::record_limit::{DEFAULT_MAX_RECORD_BYTES, set_max_record_bytes};
+use grainmill_core::read::{Files, Source};
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
 

@@ -1,4 +1,4 @@
-//! Tests the layer `records` through its public API: files of the C++ writer and damaged files.
+//! Tests the layers `formats` and `read` through their public API: files of the C++ writer and damaged files.
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue should fail")]
 #![expect(clippy::cast_possible_truncation, reason = "offsets in small files")]
 
@@ -6,10 +6,10 @@ use std::any::Any;
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 
+use grainmill_core::formats::riegeli::{Decoder, chunk};
+use grainmill_core::formats::{ArrayRecord, ArrayRecordFile};
 use grainmill_core::io::ReadQueue;
-use grainmill_core::pipeline;
-use grainmill_core::records::riegeli::{Decoder, chunk};
-use grainmill_core::records::{ArrayRecord, ArrayRecordFile, Files, Source};
+use grainmill_core::read::{self, Files, Source};
 use proptest::prelude::*;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -160,7 +160,7 @@ fn read_both_ways(path: &Path) -> Option<String> {
     let slots = plan.predicted_lens();
     let slot = |len: usize| vec![MaybeUninit::<u8>::uninit(); len.min(1 << 20)];
     let slots = slots.into_iter().map(|len| len.map(slot)).collect();
-    let in_slots = pipeline::read(plan, slots, ReadQueue::of_program());
+    let in_slots = read::read(plan, slots, ReadQueue::of_program());
     assert_eq!(in_slots.is_ok(), whole.is_some());
     whole
 }
@@ -223,7 +223,7 @@ proptest! {
         prop_assert_eq!(read.iter().collect::<Vec<_>>(), expected.clone());
         let plan = files.plan(&positions).unwrap();
         let no_slots: Vec<Option<Vec<MaybeUninit<u8>>>> = vec![None; positions.len()];
-        let started = pipeline::start(plan, no_slots, ReadQueue::of_program()).finish().unwrap();
+        let started = read::start(plan, no_slots, ReadQueue::of_program()).finish().unwrap();
         prop_assert_eq!(started.iter().collect::<Vec<_>>(), expected);
     }
 }

@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use grainmill_core::bytes::ScatterBuffers;
+use grainmill_core::formats::array_record::RecordWriter;
+use grainmill_core::formats::{ArrayRecord, Format};
 use grainmill_core::io::ReadQueue;
 use grainmill_core::io::storage::{
     FileId, ReadAt, ReadRequest, ReopenedFile, Storage, StoredFile, WhenRead,
 };
-use grainmill_core::pipeline::{self, open};
-use grainmill_core::records::array_record::RecordWriter;
-use grainmill_core::records::{ArrayRecord, FileSet, Files, Format, Records, Source};
+use grainmill_core::read::{self, FileSet, Files, Records, Source, open};
 use grainmill_core::{Error, Result};
 
 /// Files in memory with a configurable delay for each read.
@@ -218,7 +218,7 @@ fn scattered(len: u64) -> Vec<u64> {
 }
 
 fn read(files: &Arc<Files>, positions: &[u64], queue: &ReadQueue) -> Records {
-    pipeline::read::<Vec<MaybeUninit<u8>>>(open::plan(files, positions).unwrap(), Vec::new(), queue)
+    read::read::<Vec<MaybeUninit<u8>>>(open::plan(files, positions).unwrap(), Vec::new(), queue)
         .unwrap()
 }
 
@@ -269,7 +269,7 @@ fn reads_in_flight_reach_the_limit_and_records_stay_in_order() {
             .iter()
             .map(|block| {
                 let slots = vec![Some(vec![MaybeUninit::uninit(); 70_000]); 20];
-                pipeline::start(open::plan(&files, block).unwrap(), slots, &queue)
+                read::start(open::plan(&files, block).unwrap(), slots, &queue)
             })
             .collect();
         // Records in slots are dropped here; lengths and errors are still returned.
@@ -344,7 +344,7 @@ fn files_of_known_length_are_opened_when_read_and_concurrently() {
             let sorted = files.sort(&positions).unwrap();
             let unready = files.plan_if_indexed(&sorted).unwrap().unwrap_err();
             assert_eq!(unready.len(), 60);
-            pipeline::start_unready::<Vec<MaybeUninit<u8>>>(&files, sorted, unready, &queue)
+            read::start_unready::<Vec<MaybeUninit<u8>>>(&files, sorted, unready, &queue)
                 .finish()
                 .unwrap()
         } else {
@@ -390,13 +390,13 @@ fn missing_files_and_failing_reads_are_errors_of_their_pending_reads() {
     let sorted = files.sort(&[3, 505]).unwrap();
     let unready = files.plan_if_indexed(&sorted).unwrap().unwrap_err();
     assert_eq!(unready, [1]);
-    let pending = pipeline::start_unready::<Vec<MaybeUninit<u8>>>(&files, sorted, unready, &queue);
+    let pending = read::start_unready::<Vec<MaybeUninit<u8>>>(&files, sorted, unready, &queue);
     assert!(pending.finish().unwrap_err().to_string().contains("missing"));
     storage.0.fails.store(1, Ordering::Relaxed);
     for has_requests in [false, true] {
         storage.set_has_requests(has_requests);
         let plan = files.plan(&scattered(500)[..50]).unwrap();
-        let pending = pipeline::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
+        let pending = read::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
         assert!(pending.finish().unwrap_err().to_string().contains("file"));
     }
     assert!(storage.take_num_requests() > 0);
@@ -419,17 +419,13 @@ fn damage_is_reported_alike_whoever_reads_it() {
             storage.set_has_requests(has_requests);
             while !files_of_damaged.is_slow() {
                 let _ = open::plan(&files_of_damaged, &[0]).and_then(|plan| {
-                    pipeline::read::<Vec<MaybeUninit<u8>>>(
-                        plan,
-                        Vec::new(),
-                        ReadQueue::of_program(),
-                    )
+                    read::read::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), ReadQueue::of_program())
                 });
             }
             let read = |number| {
                 let slots = vec![Some(vec![MaybeUninit::uninit(); 5000])];
                 let plan = open::plan(&files_of_damaged, &[number]).unwrap();
-                pipeline::start(plan, slots, &ReadQueue::default()).finish()
+                read::start(plan, slots, &ReadQueue::default()).finish()
             };
             let text = |result: Result<Records>| {
                 result.map_or_else(|error| error.to_string(), |_| String::new())
@@ -454,7 +450,7 @@ fn requests_that_a_storage_forgets_are_errors_and_block_nothing() {
     storage.0.forgets.store(true, Ordering::Relaxed);
     let queue = ReadQueue::new(2);
     let plan = files.plan(&scattered(500)[..50]).unwrap();
-    let pending = pipeline::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
+    let pending = read::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
     assert!(pending.finish().unwrap_err().to_string().contains("panicked"));
     assert!(storage.take_num_requests() > 2);
     storage.0.forgets.store(false, Ordering::Relaxed);
@@ -471,7 +467,7 @@ fn abandoned_reads_end_after_those_in_flight() {
         let queue = ReadQueue::new(4);
         storage.take_num_reads();
         let plan = open::plan(&files, &scattered(2000)).unwrap();
-        let pending = pipeline::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
+        let pending = read::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
         pending.abandon(|| ());
         while pending.is_running() {
             std::thread::sleep(Duration::from_millis(1));
@@ -500,7 +496,7 @@ fn far_files_of_a_mixture_are_read_like_far_files_alone() {
         let plan = open::plan(&joined, &positions).unwrap();
         assert!(plan.is_slow());
         far.take_max_in_flight();
-        let records = pipeline::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
+        let records = read::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
         let records = records.finish().unwrap();
         assert!(far.take_max_in_flight() >= 15);
         for (&position, found) in positions.iter().zip(records.iter()) {
@@ -554,7 +550,7 @@ fn abandoned_reads_keep_only_what_is_being_written() {
         storage.set_delay_us(100_000);
         let plan = open::plan(&files, &scattered(300)).unwrap();
         let (slots, left) = counted(300, 70_000);
-        let pending = pipeline::start(plan, slots, &ReadQueue::new(8));
+        let pending = read::start(plan, slots, &ReadQueue::new(8));
         while storage.0.in_flight.load(Ordering::Relaxed) < 8 {
             std::thread::yield_now();
         }
@@ -585,7 +581,7 @@ fn no_slot_is_written_after_a_read_in_which_the_storage_panicked() {
     for (at, panics) in storage.0.panics.iter().enumerate() {
         let plan = open::plan(&files, &scattered(300)).unwrap();
         let (slots, left) = counted(300, 70_000);
-        let pending = pipeline::start(plan, slots, &ReadQueue::new(8));
+        let pending = read::start(plan, slots, &ReadQueue::new(8));
         panics.store(true, Ordering::Relaxed);
         let found = pending.finish();
         assert!(!pending.is_running());

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use grainmill_core::bytes::ScatterBuffers;
+use grainmill_core::formats::FormatError;
+use grainmill_core::formats::checksum::crc32c;
+use grainmill_core::formats::json_lines::JsonLines;
+use grainmill_core::formats::scanned::{Compression, MayBeCompressed};
+use grainmill_core::formats::sequential::{Frame, Frames, RecordBlock, RecordCursor, RecordStream};
+use grainmill_core::formats::tfrecord::TfRecord;
 use grainmill_core::io::FileBytes;
 use grainmill_core::io::storage::{FileId, ReadAt, ReopenedFile, StartedRead, Storage, StoredFile};
-use grainmill_core::records::FormatError;
-use grainmill_core::records::checksum::crc32c;
-use grainmill_core::records::json_lines::JsonLines;
-use grainmill_core::records::scanned::{Compression, MayBeCompressed};
-use grainmill_core::records::sequential::{Frame, Frames, RecordBlock, RecordCursor, RecordStream};
-use grainmill_core::records::tfrecord::TfRecord;
 use grainmill_core::{Error, Result};
 use proptest::prelude::*;
 

@@ -6,8 +6,8 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use grainmill_core::records::array_record::shared_index;
-use grainmill_core::records::scanned;
+use grainmill_core::formats::array_record::shared_index;
+use grainmill_core::formats::scanned;
 use libfuzzer_sys::fuzz_target;
 
 #[path = "../../core/tests/fuzz/targets.rs"]

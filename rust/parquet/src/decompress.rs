@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use bytes::Bytes;
-use grainmill_core::records::riegeli::decompress::{self, codec};
+use grainmill_core::formats::riegeli::decompress::{self, codec};
 use parquet::basic::Compression;
 
 /// Decompressors, reused for the pages of a column.

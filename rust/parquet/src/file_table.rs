@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use arrow_schema::FieldRef;
+use grainmill_core::io::for_each_parallel;
 use grainmill_core::io::storage::Storage;
 use grainmill_core::io::storage_latency::StorageLatency;
-use grainmill_core::pipeline::open::for_each_parallel;
 use grainmill_core::{Error, Result};
 
 use crate::file::ParquetFile;

@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use grainmill_core::formats::array_record::verify;
+use grainmill_core::formats::json_lines::JsonLines;
+use grainmill_core::formats::outputs;
+use grainmill_core::formats::scanned::Compression;
+use grainmill_core::formats::sequential::{Damage, Frames, RecordBlock, RecordStream};
+use grainmill_core::formats::tfrecord::TfRecord;
 use grainmill_core::io::FileBytes;
-use grainmill_core::pipeline::copy::{CopyTarget, InMemory, Indexed};
-use grainmill_core::records::array_record::verify;
-use grainmill_core::records::json_lines::JsonLines;
-use grainmill_core::records::outputs;
-use grainmill_core::records::scanned::Compression;
-use grainmill_core::records::sequential::{Damage, Frames, RecordBlock, RecordStream};
-use grainmill_core::records::tfrecord::TfRecord;
+use grainmill_core::read::copy::{CopyTarget, InMemory, Indexed};
 use grainmill_core::{Error, Result};
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;

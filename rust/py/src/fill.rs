@@ -1,6 +1,6 @@
 //! Fills a batch from records, a few at a time, so that each element is in cache when copied.
 //!
-//! This loop joins the layers `records` and `batch`; Python only computes the elements.
+//! This loop joins the layers `read` and `batch`; Python only computes the elements.
 
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;

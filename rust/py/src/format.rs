@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use grainmill_core::Error;
-use grainmill_core::records::bagz::{Bagz, BagzCompression, Dictionary, Limits};
-use grainmill_core::records::json_lines::JsonLines;
-use grainmill_core::records::scanned::{Compression, Framing, IndexPlaces, ScannedFormat};
-use grainmill_core::records::tfrecord::TfRecord;
-use grainmill_core::records::web_dataset::WebDataset;
-use grainmill_core::records::{ArrayRecord, Format};
+use grainmill_core::formats::bagz::{Bagz, BagzCompression, Dictionary, Limits};
+use grainmill_core::formats::json_lines::JsonLines;
+use grainmill_core::formats::scanned::{Compression, Framing, IndexPlaces, ScannedFormat};
+use grainmill_core::formats::tfrecord::TfRecord;
+use grainmill_core::formats::web_dataset::WebDataset;
+use grainmill_core::formats::{ArrayRecord, Format};
 use pyo3::prelude::*;
 
 use crate::error::Raised;

@@ -2,9 +2,9 @@
 
 use std::str;
 
+use grainmill_core::formats::json_lines;
 use grainmill_core::parse::json::{self, Invalid, Paths, Step, Value};
 use grainmill_core::parse::number::{Number, put_float, put_integer};
-use grainmill_core::records::json_lines;
 use numpy::PyArrayDescr;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use grainmill_core::records::array_record::options::WriterOptions;
-use grainmill_core::records::array_record::writer::RecordWriter;
+use grainmill_core::formats::array_record::options::WriterOptions;
+use grainmill_core::formats::array_record::writer::RecordWriter;
 use grainmill_core::url::shown;
 use grainmill_core::{Error, Result};
 use pyo3::prelude::*;

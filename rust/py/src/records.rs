@@ -1,4 +1,4 @@
-//! Python bindings of the layer `records`.
+//! Python bindings of the layer `read`.
 
 use std::any::Any;
 use std::ffi::{c_int, c_void};
@@ -8,18 +8,16 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use grainmill_core::formats::array_record::shared_index;
+use grainmill_core::formats::{ArrayRecordFile, index_cache, record_limit};
 use grainmill_core::io::storage::Storage;
 use grainmill_core::io::{ReadQueue, storage_latency};
-use grainmill_core::pipeline::{self, Pending, Reading, open};
-use grainmill_core::platform;
 use grainmill_core::process::PerProcess;
-use grainmill_core::records::array_record::shared_index;
-use grainmill_core::records::record_limit;
-use grainmill_core::records::{
-    ArrayRecordFile, FileInfo, FileSet, Files, Plan, Records, Source, chunk_cache, index_cache,
+use grainmill_core::read::{
+    self, FileInfo, FileSet, Files, Pending, Plan, Reading, Records, Source, chunk_cache, open,
 };
 use grainmill_core::url::shown;
-use grainmill_core::{Error, Result};
+use grainmill_core::{Error, Result, platform};
 use numpy::PyReadonlyArray1;
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::ffi;
@@ -289,12 +287,12 @@ impl PyRecordFiles {
         let in_flight = match wait_for(py, plan)? {
             Prepared::Planned((plan, lens)) => {
                 let (preallocated, slots) = slots(py, lens)?;
-                let pending = py.detach(|| pipeline::start(plan, slots, queue));
+                let pending = py.detach(|| read::start(plan, slots, queue));
                 InFlight { pending: Arc::new(pending), preallocated }
             }
             Prepared::Unready(sorted, unready) => {
                 let preallocated = std::iter::repeat_with(|| None).take(positions.len()).collect();
-                let start = || pipeline::start_unready(files, sorted, unready, queue);
+                let start = || read::start_unready(files, sorted, unready, queue);
                 InFlight { pending: Arc::new(py.detach(start)), preallocated }
             }
         };
@@ -305,7 +303,7 @@ impl PyRecordFiles {
 /// What is known before a read starts: its plan, or the files that are not prepared yet.
 enum Prepared {
     Planned((Plan, Vec<Option<usize>>)),
-    Unready(grainmill_core::records::SortedPositions, Vec<usize>),
+    Unready(grainmill_core::read::SortedPositions, Vec<usize>),
 }
 
 impl PyRecordFiles {
@@ -354,7 +352,7 @@ impl PyRecordFiles {
             Ok((plan, lens))
         })?;
         let (preallocated, slots) = slots(py, lens)?;
-        let begin = || pipeline::begin(plan, slots, ReadQueue::of_program());
+        let begin = || read::begin(plan, slots, ReadQueue::of_program());
         let pending = match wait_for(py, begin)? {
             Reading::Done(records) => return Ok((records, preallocated)),
             Reading::Pending(pending) => pending,

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, TryLockError};
 
-use grainmill_core::records::checksum::crc32c;
-use grainmill_core::records::sequential::{RecordCursor, RecordStream};
-use grainmill_core::records::tfrecord::TfRecord;
+use grainmill_core::formats::checksum::crc32c;
+use grainmill_core::formats::sequential::{RecordCursor, RecordStream};
+use grainmill_core::formats::tfrecord::TfRecord;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 

@@ -9,6 +9,7 @@ pub(crate) mod forward_reads;
 mod local;
 pub mod lru;
 pub(crate) mod new_file;
+mod parallel;
 pub mod pool;
 pub mod read_queue;
 mod single_flight;
@@ -18,5 +19,6 @@ pub mod storage_latency;
 
 pub use file_bytes::FileBytes;
 pub use local::LocalFiles;
+pub use parallel::for_each_parallel;
 pub use read_queue::{Job, Permit, ReadQueue};
 pub use single_flight::{FlightGuard, SingleFlight};

@@ -67,7 +67,7 @@ pub(super) fn try_submit(count: usize, work: impl Fn() -> Work) -> bool {
 
 /// Runs `count` jobs before all others on threads of the engine, if any can be started, also while all
 /// of those that read wait.
-pub(crate) fn submit_opening(count: usize, work: impl Fn() -> Work) {
+pub(super) fn submit_opening(count: usize, work: impl Fn() -> Work) {
     POOL.get().add(count, work, MAX_THREADS + MAX_MORE_TO_OPEN, VecDeque::push_front);
 }
 

@@ -5,18 +5,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use grainmill_core::formats::array_record::RecordWriter;
+use grainmill_core::formats::checksum::highway;
+use grainmill_core::formats::chunk_records::ChunkRecords;
+use grainmill_core::formats::decode_scratch::{DecodeScratch, FormatScratch};
+use grainmill_core::formats::format::OpenedFile;
+use grainmill_core::formats::record_file::Pick;
+use grainmill_core::formats::riegeli::chunk::CHUNK_HEADER_LEN;
+use grainmill_core::formats::{ArrayRecord, Format, FormatError, RecordFile};
 use grainmill_core::io::storage::{Reader, StoredFile};
 use grainmill_core::io::storage_latency::StorageLatency;
-use grainmill_core::records::array_record::RecordWriter;
-use grainmill_core::records::checksum::highway;
-use grainmill_core::records::chunk_records::ChunkRecords;
-use grainmill_core::records::decode_scratch::{DecodeScratch, FormatScratch};
-use grainmill_core::records::format::OpenedFile;
-use grainmill_core::records::record_file::Pick;
-use grainmill_core::records::riegeli::chunk::CHUNK_HEADER_LEN;
-use grainmill_core::records::{
-    ArrayRecord, FileSet, Files, Format, FormatError, RecordFile, Source,
-};
+use grainmill_core::read::{FileSet, Files, Source};
 use grainmill_core::{Error, Result};
 
 use crate::random::Random;

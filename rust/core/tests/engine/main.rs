@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use grainmill_core::compute;
 use grainmill_core::io::{Job, ReadQueue};
-use grainmill_core::pipeline::open;
+use grainmill_core::read::open;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 

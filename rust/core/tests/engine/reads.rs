@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use grainmill_core::io::ReadQueue;
-use grainmill_core::pipeline::{self, Pending, Reading, open};
-use grainmill_core::records::{Files, Records, chunk_cache};
+use grainmill_core::read::{self, Files, Pending, Reading, Records, chunk_cache, open};
 use grainmill_core::{Error, Result, interrupt};
 
 use crate::files::{Fault, TestFile};
@@ -139,7 +138,7 @@ impl Read<'_> {
                 Err(error) => Err(error),
                 Ok(plan) if matches!(mode, Mode::Begun) => {
                     READS_ITSELF.set(true);
-                    let begun = pipeline::begin(plan, slots, queue);
+                    let begun = read::begin(plan, slots, queue);
                     READS_ITSELF.set(false);
                     match begun {
                         Ok(Reading::Done(records)) => {
@@ -149,7 +148,7 @@ impl Read<'_> {
                         Err(error) => Err(error),
                     }
                 }
-                Ok(plan) => Ok(pipeline::start(plan, slots, queue)),
+                Ok(plan) => Ok(read::start(plan, slots, queue)),
             },
         };
         let pending = match pending {
@@ -175,8 +174,8 @@ impl Read<'_> {
         let Pipeline { files, queue, .. } = self.pipeline;
         let sorted = files.sort(&self.positions)?;
         Ok(match files.plan_if_indexed(&sorted)? {
-            Ok(plan) => (pipeline::start(plan, slots, queue), true),
-            Err(unready) => (pipeline::start_unready(files, sorted, unready, queue), false),
+            Ok(plan) => (read::start(plan, slots, queue), true),
+            Err(unready) => (read::start_unready(files, sorted, unready, queue), false),
         })
     }
 

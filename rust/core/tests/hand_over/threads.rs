@@ -7,10 +7,10 @@ use std::sync::mpsc::channel;
 
 use grainmill_core::batch::SharedBudget;
 use grainmill_core::batch::{Arena, Slot, copy_rows};
+use grainmill_core::formats::ArrayRecord;
+use grainmill_core::formats::array_record::RecordWriter;
 use grainmill_core::io::ReadQueue;
-use grainmill_core::pipeline;
-use grainmill_core::records::array_record::RecordWriter;
-use grainmill_core::records::{ArrayRecord, Files, Source};
+use grainmill_core::read::{self, Files, Source};
 
 use crate::messages::{self, Message};
 
@@ -153,7 +153,7 @@ fn records_prefetched_by_threads_are_in_their_slots() {
                     assert!(plan.is_large());
                     let mut memory = vec![0; positions.len() * 10_000];
                     let slots = crate::bytes::borrowed(&mut memory, 10_000);
-                    let pending = pipeline::start(plan, slots, ReadQueue::of_program());
+                    let pending = read::start(plan, slots, ReadQueue::of_program());
                     if (round + thread) % 3 == 0 {
                         pending.abandon(|| ());
                         while pending.is_running() {

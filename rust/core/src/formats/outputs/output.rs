@@ -3,9 +3,9 @@
 use std::fmt::Debug;
 use std::path::Path;
 
+use crate::formats::array_record::writer::EncodedChunks;
+use crate::formats::sequential::RecordBlock;
 use crate::io::storage::WriteFile;
-use crate::records::array_record::writer::EncodedChunks;
-use crate::records::sequential::RecordBlock;
 use crate::{Error, Result};
 
 /// Records as they are in a file, made by an encoder for the output that gave it.

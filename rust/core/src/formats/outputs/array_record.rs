@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::output::{Encoded, Encoder, OpenFile, Output};
-use crate::records::array_record::writer::ChunkEncoder;
-use crate::records::array_record::{RecordWriter, WriterOptions};
-use crate::records::format_error::FormatError;
-use crate::records::sequential::RecordBlock;
+use crate::formats::array_record::writer::ChunkEncoder;
+use crate::formats::array_record::{RecordWriter, WriterOptions};
+use crate::formats::format_error::FormatError;
+use crate::formats::sequential::RecordBlock;
 use crate::{Error, Result};
 
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use zstd_safe::{CCtx, CParameter};
 
 use super::framed::OutputFile;
 use super::output::{Encoded, Encoder, OpenFile, Output, level_of};
-use crate::records::sequential::RecordBlock;
+use crate::formats::sequential::RecordBlock;
 use crate::{Error, Result};
 
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use crate::records::riegeli::compress::Codec;
+use crate::formats::riegeli::compress::Codec;
 use crate::{Error, Result};
 
 /// How a file is written; parsed from text such as `group_size:256,zstd:5`.

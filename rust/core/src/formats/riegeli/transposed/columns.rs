@@ -7,8 +7,8 @@
 
 use std::collections::HashMap;
 
-use crate::records::riegeli::FormatError;
-use crate::records::riegeli::varint::push_varint;
+use crate::formats::riegeli::FormatError;
+use crate::formats::riegeli::varint::push_varint;
 
 /// The maximum depth of split submessages and groups; deeper ones are stored as strings.
 const MAX_DEPTH: usize = 100;

@@ -10,12 +10,11 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use super::{Pending, open};
+use super::{Files, Pending, open};
+use crate::formats::outputs::{Encoded, Encoder, Output};
+use crate::formats::sequential::{BLOCK_BYTES, RecordBlock, RecordStream};
 use crate::io::ReadQueue;
 use crate::lock::lock;
-use crate::records::Files;
-use crate::records::outputs::{Encoded, Encoder, Output};
-use crate::records::sequential::{BLOCK_BYTES, RecordBlock, RecordStream};
 use crate::{Error, Result};
 
 /// Where records come from, block by block.

@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::chunk_cache::ChunkCache;
-use super::format::{Format, OpenedFile};
 use super::plan::{Plan, PlannedFile};
-use super::read::{Records, Scratch};
-use super::record_file::{Pick, RecordFile};
-use crate::io::LocalFiles;
-use crate::io::SingleFlight;
+use super::records::{Records, Scratch};
+use crate::formats::format::{Format, OpenedFile};
+use crate::formats::record_file::{Pick, RecordFile};
 use crate::io::storage::{Reader, Storage};
 use crate::io::storage_latency::{ReadTotals, SharedStats, StorageLatency};
+use crate::io::{LocalFiles, SingleFlight};
 use crate::{Error, Result};
 
 static OPENS: SingleFlight = SingleFlight::new();

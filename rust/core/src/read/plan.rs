@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::chunk_cache::ChunkCache;
-use super::record_file::{Pick, RecordFile};
+use crate::formats::record_file::{Pick, RecordFile};
 use crate::io::storage::{FileHandle, ReadRequest};
 use crate::io::storage_latency::StorageLatency;
 use crate::{Result, compute};

@@ -9,8 +9,8 @@
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::chunk_records::{ChunkRecords, DecodedChunk};
 use crate::Result;
+use crate::formats::chunk_records::{ChunkRecords, DecodedChunk};
 use crate::io::lru::Lru;
 use crate::io::{FlightGuard, SingleFlight};
 use crate::process::PerProcess;

@@ -9,8 +9,8 @@ use super::super::offsets::Offsets;
 use super::super::record_file::DirectRead;
 use super::compression::MayBeCompressed;
 use crate::Result;
+use crate::formats::checksum::UnverifiedRecord;
 use crate::io::storage::Reader;
-use crate::records::checksum::UnverifiedRecord;
 
 /// How records follow each other. The bytes of a record reach from where it begins to where the next
 /// one begins.

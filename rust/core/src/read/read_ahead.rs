@@ -10,12 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::io::pool;
+use super::{Files, Outcome, Plan, Records, Scratch, SortedPositions, Unit, UnitRecords};
 use crate::io::storage::WhenRead;
-use crate::io::storage_latency;
-use crate::io::{Job, Permit, ReadQueue};
+use crate::io::{Job, Permit, ReadQueue, pool, storage_latency};
 use crate::lock::lock;
-use crate::records::{Files, Outcome, Plan, Records, Scratch, SortedPositions, Unit, UnitRecords};
 use crate::{Error, Result, compute, interrupt, process};
 
 /// How often a thread that waits for records looks for tasks that it can run itself.

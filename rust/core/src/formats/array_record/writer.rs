@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 
 use super::footer::{MAGIC, VERSION};
 use super::options::WriterOptions;
+use crate::formats::checksum::highway::Hasher;
+use crate::formats::riegeli::FormatError;
+use crate::formats::riegeli::chunk::{ChunkHeader, kind};
+use crate::formats::riegeli::compress::{Codec, Compressor};
+use crate::formats::riegeli::encode::{Group, simple_data};
+use crate::formats::riegeli::sink::ChunkSink;
+use crate::formats::riegeli::transposed::encode::transposed_data;
+use crate::formats::riegeli::varint::push_varint;
 use crate::io::new_file::NewFile;
 use crate::io::storage::WriteFile;
-use crate::records::checksum::highway::Hasher;
-use crate::records::riegeli::FormatError;
-use crate::records::riegeli::chunk::{ChunkHeader, kind};
-use crate::records::riegeli::compress::{Codec, Compressor};
-use crate::records::riegeli::encode::{Group, simple_data};
-use crate::records::riegeli::sink::ChunkSink;
-use crate::records::riegeli::transposed::encode::transposed_data;
-use crate::records::riegeli::varint::push_varint;
 use crate::{Error, Result};
 
 /// Writes records into an `ArrayRecord` file.

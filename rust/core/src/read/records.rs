@@ -6,18 +6,17 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::checksum::{MAX_LANES, UnverifiedRecord};
-use super::chunk_records::ChunkRecords;
-use super::decode_scratch::{DecodeScratch, MAX_RETAINED_LEN};
 use super::plan::{Plan, PlannedFile, PlannedRead, Unit, extent_of};
-use super::raw_bytes::{WHOLE_READ_LEN, grow_to};
-use super::record_file::{Pick, RecordFile};
-use crate::Result;
-use crate::bytes;
+use crate::formats::checksum::{MAX_LANES, UnverifiedRecord};
+use crate::formats::chunk_records::ChunkRecords;
+use crate::formats::decode_scratch::{DecodeScratch, MAX_RETAINED_LEN};
+use crate::formats::raw_bytes::{WHOLE_READ_LEN, grow_to};
+use crate::formats::record_file::{Pick, RecordFile};
 use crate::io::buffer_pool;
 use crate::io::storage::{FileHandle, ReadPart, Reader};
 use crate::io::storage_latency::StorageLatency;
 use crate::write_prefetcher::WritePrefetcher;
+use crate::{Result, bytes};
 
 /// The result of reading a unit.
 #[derive(Debug)]

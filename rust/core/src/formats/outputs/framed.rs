@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use flate2::{Compression, GzBuilder};
 
 use super::output::{Encoded, Encoder, OpenFile, Output, level_of};
+use crate::formats::checksum::crc32c::masked as masked_crc;
+use crate::formats::json_lines;
+use crate::formats::sequential::RecordBlock;
 use crate::io::storage::WriteFile;
-use crate::records::checksum::crc32c::masked as masked_crc;
-use crate::records::json_lines;
-use crate::records::sequential::RecordBlock;
 use crate::{Error, Result};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
