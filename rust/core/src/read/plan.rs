@@ -9,8 +9,8 @@ use crate::io::storage::{FileHandle, ReadRequest};
 use crate::io::storage_latency::StorageLatency;
 use crate::{Result, compute};
 
-/// About how many bytes a unit reads where storage is fast; less does not pay for a second thread.
-const UNIT_LEN: u64 = 1 << 20;
+/// About how many bytes a span reads where storage is fast; less does not pay for a second thread.
+const SPAN_LEN: u64 = 1 << 20;
 /// A core decompresses so much in 140 us (zstd), and up to ten times that long (Brotli).
 const MIN_SHARE_LEN: usize = 64 << 10;
 /// Longer records are better copied and verified by a thread of their own than by one of the storage.
@@ -54,20 +54,20 @@ pub struct PlannedRead {
 
 /// Merges picks, which are in rising order, into reads of whole chunks of one file, within the limits
 /// for that file.
-pub fn requests(picks: &[Pick], limits_of: impl Fn(u32) -> MergeLimits) -> Vec<PlannedRead> {
-    let mut requests = Vec::with_capacity(picks.len());
+pub fn merged_reads(picks: &[Pick], limits_of: impl Fn(u32) -> MergeLimits) -> Vec<PlannedRead> {
+    let mut reads = Vec::with_capacity(picks.len());
     let mut begin = 0;
     while begin < picks.len() {
         let count = num_merged(&picks[begin..], &limits_of(picks[begin].file));
         let merged = begin..begin + count;
-        requests.push(PlannedRead {
+        reads.push(PlannedRead {
             extent: extent_of(&picks[merged.clone()]),
             is_direct: count == 1 && picks[begin].predicted_len >= MIN_DIRECT_LEN,
             picks: merged,
         });
         begin += count;
     }
-    requests
+    reads
 }
 
 /// The bytes that hold the chunks of `picks`, which are in rising order. Chunks of a compressed stream
@@ -120,7 +120,7 @@ impl PlannedFile {
         Self { number, file, latency, is_checked: OnceLock::new() }
     }
 
-    /// A handle for reads. Where storage is slow, the file is checked once for all units.
+    /// A handle for reads. Where storage is slow, the file is checked once for all spans.
     pub(crate) fn handle(&self) -> Result<FileHandle> {
         let (file, latency) = (&*self.file, &*self.latency);
         let open = |was_checked| {
@@ -131,23 +131,23 @@ impl PlannedFile {
     }
 }
 
-/// How a list of positions is read: in units, each of which any thread can read.
+/// How a list of positions is read: in spans, each of which any thread can read.
 #[derive(Debug)]
 pub struct Plan {
     pub(crate) files: Vec<PlannedFile>,
     /// In rising order.
     pub(crate) picks: Vec<Pick>,
-    pub(crate) requests: Vec<PlannedRead>,
+    pub(crate) reads: Vec<PlannedRead>,
     /// Of all files, each once.
     latencies: Vec<Arc<StorageLatency>>,
     pub(crate) cache: Arc<ChunkCache>,
 }
 
-/// Some requests of a plan, and the slots for their records if there are any.
+/// Some reads of a plan, and the slots for their records if there are any.
 #[derive(Debug)]
-pub struct Unit<S> {
-    /// Which requests.
-    pub(crate) requests: Range<usize>,
+pub struct PlanSpan<S> {
+    /// Which reads.
+    pub(crate) reads: Range<usize>,
     /// One for each pick, or empty.
     pub(crate) slots: Vec<Option<S>>,
 }
@@ -164,8 +164,8 @@ impl Plan {
             let is_slow = files[file as usize].latency.is_slow();
             if is_slow { MergeLimits::SLOW } else { MergeLimits::FAST }
         };
-        let requests = requests(&picks, limits_of);
-        Self { files, picks, requests, latencies, cache }
+        let reads = merged_reads(&picks, limits_of);
+        Self { files, picks, reads, latencies, cache }
     }
 
     /// A copy of the plan for another process, with no file checked yet.
@@ -177,7 +177,7 @@ impl Plan {
         Self {
             files: files.collect(),
             picks: self.picks.clone(),
-            requests: self.requests.clone(),
+            reads: self.reads.clone(),
             latencies: self.latencies.clone(),
             cache: Arc::clone(&self.cache),
         }
@@ -193,22 +193,22 @@ impl Plan {
         self.latencies.iter().any(|latency| latency.is_slow())
     }
 
-    /// The file of request number `at`.
+    /// The file of read number `at`.
     pub(crate) fn file_of(&self, at: usize) -> &PlannedFile {
-        &self.files[self.picks[self.requests[at].picks.start].file as usize]
+        &self.files[self.picks[self.reads[at].picks.start].file as usize]
     }
 
-    /// The latency of the storage from which `unit` is read, or first read.
-    pub(crate) fn latency_of<S>(&self, unit: &Unit<S>) -> &StorageLatency {
-        &self.file_of(unit.requests.start).latency
+    /// The latency of the storage from which `span` is read, or first read.
+    pub(crate) fn latency_of<S>(&self, span: &PlanSpan<S>) -> &StorageLatency {
+        &self.file_of(span.reads.start).latency
     }
 
     /// Whether it pays for a second thread although storage is fast.
     pub fn is_large(&self) -> bool {
         let mut len = 0;
-        self.requests.iter().any(|request| {
-            let is_full = len >= UNIT_LEN;
-            len += request.extent.end - request.extent.start;
+        self.reads.iter().any(|read| {
+            let is_full = len >= SPAN_LEN;
+            len += read.extent.end - read.extent.start;
             is_full
         })
     }
@@ -223,77 +223,78 @@ impl Plan {
         lens
     }
 
-    /// The whole plan as one unit. `slots` is empty or has one for each record, in the requested
+    /// The whole plan as one span. `slots` is empty or has one for each record, in the requested
     /// order.
     ///
     /// # Panics
     /// If `slots` is not empty and shorter than the records.
-    pub fn whole<S>(&self, mut slots: Vec<Option<S>>) -> Unit<S> {
+    pub fn whole<S>(&self, mut slots: Vec<Option<S>>) -> PlanSpan<S> {
         let slots = if slots.is_empty() {
             slots
         } else {
             self.picks.iter().map(|pick| slots[pick.out as usize].take()).collect()
         };
-        Unit { requests: 0..self.requests.len(), slots }
+        PlanSpan { reads: 0..self.reads.len(), slots }
     }
 
-    /// Splits a unit into units that are read concurrently: one for each request where storage is
+    /// Splits a span into spans that are read concurrently: one for each read where storage is
     /// slow, which come first, then about a mebibyte each.
-    pub fn units<S>(&self, unit: Unit<S>) -> Vec<Unit<S>> {
-        self.split(unit, UNIT_LEN)
+    pub fn spans<S>(&self, span: PlanSpan<S>) -> Vec<PlanSpan<S>> {
+        self.split(span, SPAN_LEN)
     }
 
-    /// Splits a unit that is read from fast storage into what idle threads may share.
+    /// Splits a span that is read from fast storage into what idle threads may share.
     ///
     /// Only what has to be decompressed: records that are as they are stored arrive as fast as memory
     /// gives them, and are used next by the thread that asked for them.
-    pub fn shares<S>(&self, unit: Unit<S>) -> Vec<Unit<S>> {
-        let requests = self.requests.get(unit.requests.clone()).unwrap_or(&[]);
-        let is_decoded =
-            |request: &&PlannedRead| self.picks[request.picks.start].predicted_len == 0;
-        let byte_len = |request: &PlannedRead| request.extent.end - request.extent.start;
-        let len: u64 = requests.iter().filter(is_decoded).map(byte_len).sum();
+    pub fn shares<S>(&self, span: PlanSpan<S>) -> Vec<PlanSpan<S>> {
+        let reads = self.reads.get(span.reads.clone()).unwrap_or(&[]);
+        let is_decoded = |read: &&PlannedRead| self.picks[read.picks.start].predicted_len == 0;
+        let byte_len = |read: &PlannedRead| read.extent.end - read.extent.start;
+        let len: u64 = reads.iter().filter(is_decoded).map(byte_len).sum();
         let num_shares = compute::num_shares(usize::try_from(len).unwrap_or(0), MIN_SHARE_LEN);
-        if num_shares < 2 { vec![unit] } else { self.split(unit, len / num_shares as u64) }
+        if num_shares < 2 { vec![span] } else { self.split(span, len / num_shares as u64) }
     }
 
-    /// As [`units`](Self::units), of about `unit_len` bytes where storage is fast.
-    fn split<S>(&self, unit: Unit<S>, unit_len: u64) -> Vec<Unit<S>> {
-        let mut units = Vec::new();
-        let has_slots = !unit.slots.is_empty();
-        let mut slots = unit.slots.into_iter();
-        let mut push = |requests: Range<usize>| {
-            let count = if has_slots { self.picks_of(&requests).len() } else { 0 };
-            units.push(Unit { requests, slots: slots.by_ref().take(count).collect() });
+    /// As [`spans`](Self::spans), of about `span_len` bytes where storage is fast.
+    fn split<S>(&self, span: PlanSpan<S>, span_len: u64) -> Vec<PlanSpan<S>> {
+        let mut spans = Vec::new();
+        let has_slots = !span.slots.is_empty();
+        let mut slots = span.slots.into_iter();
+        let mut push = |reads: Range<usize>| {
+            let count = if has_slots { self.picks_of(&reads).len() } else { 0 };
+            spans.push(PlanSpan { reads, slots: slots.by_ref().take(count).collect() });
         };
-        let (mut begin, mut len) = (unit.requests.start, 0);
+        let (mut begin, mut len) = (span.reads.start, 0);
         let mut was_slow = false;
-        for at in unit.requests.clone() {
+        for at in span.reads.clone() {
             let is_slow = self.file_of(at).latency.is_slow();
-            if at > begin && (is_slow || was_slow || len >= unit_len) {
+            if at > begin && (is_slow || was_slow || len >= span_len) {
                 push(begin..at);
                 (begin, len) = (at, 0);
             }
             was_slow = is_slow;
-            len += self.requests[at].extent.end - self.requests[at].extent.start;
+            len += self.reads[at].extent.end - self.reads[at].extent.start;
         }
-        if begin < unit.requests.end {
-            push(begin..unit.requests.end);
+        if begin < span.reads.end {
+            push(begin..span.reads.end);
         }
         if self.latencies.len() > 1 {
-            units.sort_by_key(|unit| !self.latency_of(unit).is_slow());
+            spans.sort_by_key(|span| !self.latency_of(span).is_slow());
         }
-        units
+        spans
     }
 
-    /// What requests the bytes of `unit`, if no thread needs to wait for them, and where they begin:
+    /// What requests the bytes of `span`, if no thread needs to wait for them, and where they begin:
     /// [`read_part`](Self::read_part) then takes the records.
-    pub(crate) fn request<S>(&self, unit: &Unit<S>) -> Option<(Range<u64>, Box<dyn ReadRequest>)> {
-        let [request] = self.requests.get(unit.requests.clone())? else { return None };
-        let extent = request.extent.clone();
-        let max_len =
-            if request.is_direct { MAX_DIRECT_REQUEST_LEN } else { MAX_DECODED_REQUEST_LEN };
-        let planned = self.file_of(unit.requests.start);
+    pub(crate) fn request<S>(
+        &self,
+        span: &PlanSpan<S>,
+    ) -> Option<(Range<u64>, Box<dyn ReadRequest>)> {
+        let [read] = self.reads.get(span.reads.clone())? else { return None };
+        let extent = read.extent.clone();
+        let max_len = if read.is_direct { MAX_DIRECT_REQUEST_LEN } else { MAX_DECODED_REQUEST_LEN };
+        let planned = self.file_of(span.reads.start);
         let needs_thread = extent.end - extent.start > max_len
             || planned.file.has_groups()
             || !planned.file.stored().has_requests();
@@ -305,16 +306,16 @@ impl Plan {
         Some((extent, request))
     }
 
-    /// The index of the first pick of `unit`.
-    pub fn first_pick<S>(&self, unit: &Unit<S>) -> usize {
-        self.picks_of(&unit.requests).start
+    /// The index of the first pick of `span`.
+    pub fn first_pick<S>(&self, span: &PlanSpan<S>) -> usize {
+        self.picks_of(&span.reads).start
     }
 
-    /// The picks of some requests.
-    pub(crate) fn picks_of(&self, requests: &Range<usize>) -> Range<usize> {
-        match (self.requests.get(requests.start), requests.end.checked_sub(1)) {
-            (Some(first), Some(last)) if last >= requests.start => {
-                first.picks.start..self.requests[last].picks.end
+    /// The picks of some reads.
+    pub(crate) fn picks_of(&self, reads: &Range<usize>) -> Range<usize> {
+        match (self.reads.get(reads.start), reads.end.checked_sub(1)) {
+            (Some(first), Some(last)) if last >= reads.start => {
+                first.picks.start..self.reads[last].picks.end
             }
             _ => 0..0,
         }
@@ -376,26 +377,26 @@ mod tests {
                 .collect();
             let picks = picks_of(&scaled);
             for limits in [MergeLimits::FAST, MergeLimits::SLOW] {
-                let requests = requests(&picks, |_| limits);
+                let reads = merged_reads(&picks, |_| limits);
                 let all: Vec<usize> =
-                    requests.iter().flat_map(|request| request.picks.clone()).collect();
+                    reads.iter().flat_map(|read| read.picks.clone()).collect();
                 prop_assert_eq!(all, (0..picks.len()).collect::<Vec<_>>());
-                for request in &requests {
-                    let merged = &picks[request.picks.clone()];
+                for read in &reads {
+                    let merged = &picks[read.picks.clone()];
                     for pick in merged {
-                        prop_assert!(request.extent.start <= pick.begin);
-                        prop_assert!(pick.end <= request.extent.end);
+                        prop_assert!(read.extent.start <= pick.begin);
+                        prop_assert!(pick.end <= read.extent.end);
                     }
-                    prop_assert!(merged.iter().any(|pick| pick.end == request.extent.end));
-                    prop_assert_eq!(merged[0].begin, request.extent.start);
+                    prop_assert!(merged.iter().any(|pick| pick.end == read.extent.end));
+                    prop_assert_eq!(merged[0].begin, read.extent.start);
                     for count in 1..merged.len() {
                         prop_assert!(can_merge(&merged[..count], &merged[count], &limits));
                     }
-                    if request.is_direct {
+                    if read.is_direct {
                         let is_long = merged[0].predicted_len >= MIN_DIRECT_LEN;
                         prop_assert!(merged.len() == 1 && is_long);
                     }
-                    if let Some(next) = picks.get(request.picks.end) {
+                    if let Some(next) = picks.get(read.picks.end) {
                         prop_assert!(!can_merge(merged, next, &limits));
                     }
                 }

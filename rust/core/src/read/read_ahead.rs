@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Files, Outcome, Plan, Records, Scratch, SortedPositions, Unit, UnitRecords};
+use super::{Files, Outcome, Plan, PlanSpan, Records, Scratch, SortedPositions, SpanRecords};
 use crate::io::storage::WhenRead;
 use crate::io::{Job, Permit, ReadQueue, pool, storage_latency};
 use crate::lock::lock;
@@ -59,14 +59,14 @@ where
     if plan.is_slow() || plan.is_large() {
         return Ok(Reading::Pending(start(plan, slots, queue)));
     }
-    let units = plan.shares(plan.whole(slots));
-    let (mut records, mut rest) = (Vec::with_capacity(units.len()), Vec::new());
+    let spans = plan.shares(plan.whole(slots));
+    let (mut records, mut rest) = (Vec::with_capacity(spans.len()), Vec::new());
     let mut first_error = None;
-    let read = |unit| {
-        let first = plan.first_pick(&unit);
-        read_unit(&plan, unit, true).map_err(|error| (first, error))
+    let read = |span| {
+        let first = plan.first_pick(&span);
+        read_span(&plan, span, true).map_err(|error| (first, error))
     };
-    for outcome in compute::map(units, read) {
+    for outcome in compute::map(spans, read) {
         match outcome {
             Ok(outcome) => {
                 records.push(outcome.records);
@@ -77,7 +77,7 @@ where
     }
     if let Some((first, _)) = first_error {
         // What comes before it is still read, as it may fail, too.
-        rest.retain(|unit| plan.first_pick(unit) < first);
+        rest.retain(|span| plan.first_pick(span) < first);
     }
     match first_error {
         Some((_, error)) if rest.is_empty() => Err(error),
@@ -113,12 +113,12 @@ where
     Pending { job, owner: process::id() }
 }
 
-fn read_unit<S: AsMut<[MaybeUninit<u8>]>>(
+fn read_span<S: AsMut<[MaybeUninit<u8>]>>(
     plan: &Plan,
-    unit: Unit<S>,
+    span: PlanSpan<S>,
     may_stop: bool,
 ) -> Result<Outcome<S>> {
-    SCRATCH.with_borrow_mut(|scratch| plan.read(unit, scratch, may_stop))
+    SCRATCH.with_borrow_mut(|scratch| plan.read(span, scratch, may_stop))
 }
 
 /// Records that are being read. Dropping it [abandons](Self::abandon) what has not started.
@@ -161,12 +161,12 @@ enum ReadTask<S> {
     /// Prepare a file.
     Prepare(usize),
     /// Read a part of the plan.
-    Read(Unit<S>),
+    Read(PlanSpan<S>),
 }
 
 #[derive(Debug)]
 struct Progress {
-    units: Vec<UnitRecords>,
+    spans: Vec<SpanRecords>,
     /// Tasks that have not finished.
     num_left: usize,
     /// The error of the lowest file and chunk, so that it does not depend on the number of threads.
@@ -176,7 +176,7 @@ struct Progress {
 }
 
 impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
-    fn new(unplanned: Option<Unplanned>, units: Vec<UnitRecords>, queue: &ReadQueue) -> Arc<Self> {
+    fn new(unplanned: Option<Unplanned>, spans: Vec<SpanRecords>, queue: &ReadQueue) -> Arc<Self> {
         Arc::new(Self {
             unplanned,
             plan: OnceLock::new(),
@@ -184,7 +184,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
             queue: queue.clone(),
             abandoned: AtomicBool::new(false),
             progress: Mutex::new(Progress {
-                units,
+                spans,
                 num_left: 0,
                 first_error: None,
                 when_done: None,
@@ -200,9 +200,9 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
         self.submit();
     }
 
-    /// Adds the tasks that read a unit.
-    fn add_unit(self: &Arc<Self>, plan: &Plan, unit: Unit<S>) {
-        self.add(plan.units(unit).into_iter().map(ReadTask::Read));
+    /// Adds the tasks that read a span.
+    fn add_span(self: &Arc<Self>, plan: &Plan, span: PlanSpan<S>) {
+        self.add(plan.spans(span).into_iter().map(ReadTask::Read));
     }
 
     /// Queues as many calls of `run_next` as threads are worth using: one per task where tasks mostly
@@ -224,16 +224,16 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
 impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
     fn start(
         plan: Plan,
-        todo: Vec<Unit<S>>,
-        units: Vec<UnitRecords>,
+        todo: Vec<PlanSpan<S>>,
+        spans: Vec<SpanRecords>,
         first_error: Option<(usize, Error)>,
         queue: &ReadQueue,
     ) -> Self {
-        let job = ReadJob::new(None, units, queue);
+        let job = ReadJob::new(None, spans, queue);
         lock(&job.progress).first_error = first_error;
         let plan = job.plan.get_or_init(|| plan);
-        for unit in todo {
-            job.add_unit(plan, unit);
+        for span in todo {
+            job.add_span(plan, span);
         }
         Self { job, owner: process::id() }
     }
@@ -271,7 +271,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
             return true;
         }
         let first = match (&task, self.plan.get()) {
-            (ReadTask::Read(unit), Some(plan)) => plan.first_pick(unit),
+            (ReadTask::Read(span), Some(plan)) => plan.first_pick(span),
             (&ReadTask::Prepare(file), _) => file,
             _ => 0,
         };
@@ -288,18 +288,18 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
             return Some(permit);
         }
         let mut todo = lock(&self.todo);
-        let Some(ReadTask::Read(unit)) = todo.tasks.front() else { return Some(permit) };
-        if !plan.latency_of(unit).is_slow() {
+        let Some(ReadTask::Read(span)) = todo.tasks.front() else { return Some(permit) };
+        if !plan.latency_of(span).is_slow() {
             return Some(permit);
         }
         // After a panic, a thread that reads reports it.
-        let request = catch_unwind(AssertUnwindSafe(|| plan.request(unit)));
+        let request = catch_unwind(AssertUnwindSafe(|| plan.request(span)));
         let Some((extent, request)) = request.ok().flatten() else { return Some(permit) };
-        let Some(ReadTask::Read(unit)) = todo.tasks.pop_front() else { return Some(permit) };
+        let Some(ReadTask::Read(span)) = todo.tasks.pop_front() else { return Some(permit) };
         drop(todo);
-        let first = plan.first_pick(&unit);
+        let first = plan.first_pick(&span);
         let requested =
-            Requested { job: Arc::clone(self), unit: Some(unit), first, _permit: permit };
+            Requested { job: Arc::clone(self), span: Some(span), first, _permit: permit };
         let started = Instant::now();
         let take: WhenRead =
             Box::new(move |bytes| requested.take(&extent, started.elapsed(), bytes));
@@ -308,12 +308,12 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
         None
     }
 
-    fn result_of(self: &Arc<Self>, task: ReadTask<S>) -> Result<Option<UnitRecords>> {
+    fn result_of(self: &Arc<Self>, task: ReadTask<S>) -> Result<Option<SpanRecords>> {
         match (task, self.plan.get(), &self.unplanned) {
-            (ReadTask::Read(unit), Some(plan), _) => {
-                let Outcome { records, rest } = read_unit(plan, unit, true)?;
+            (ReadTask::Read(span), Some(plan), _) => {
+                let Outcome { records, rest } = read_span(plan, span, true)?;
                 if let Some(rest) = rest {
-                    self.add_unit(plan, rest);
+                    self.add_span(plan, rest);
                 }
                 Ok(Some(records))
             }
@@ -324,21 +324,21 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
                 if is_last && lock(&self.progress).first_error.is_none() {
                     let plan = files.plan_sorted(sorted)?;
                     let plan = self.plan.get_or_init(|| plan);
-                    self.add_unit(plan, plan.whole(Vec::new()));
+                    self.add_span(plan, plan.whole(Vec::new()));
                 }
                 Ok(None)
             }
-            _ => unreachable!("a unit has a plan, and a file is only prepared before there is one"),
+            _ => unreachable!("a span has a plan, and a file is only prepared before there is one"),
         }
     }
 
     /// Records the result of `count` tasks.
-    fn record(&self, count: usize, result: Result<Option<UnitRecords>, (usize, Error)>) {
+    fn record(&self, count: usize, result: Result<Option<SpanRecords>, (usize, Error)>) {
         let mut progress = lock(&self.progress);
         progress.num_left -= count;
         match result {
             Ok(_) if self.is_abandoned() => {}
-            Ok(records) => progress.units.extend(records),
+            Ok(records) => progress.spans.extend(records),
             Err(failed) => keep_first(&mut progress.first_error, failed),
         }
         let is_done = progress.num_left == 0;
@@ -387,7 +387,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
 struct Requested<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> {
     job: Arc<ReadJob<S>>,
     /// What is read, until it is done.
-    unit: Option<Unit<S>>,
+    span: Option<PlanSpan<S>>,
     first: usize,
     _permit: Permit,
 }
@@ -395,16 +395,16 @@ struct Requested<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> {
 impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Requested<S> {
     /// Takes the records out of the bytes of `extent`, which took `elapsed` to arrive.
     fn take(mut self, extent: &Range<u64>, elapsed: Duration, bytes: Result<&[&[u8]]>) {
-        let (Some(unit), Some(plan)) = (self.unit.take(), self.job.plan.get()) else { return };
+        let (Some(span), Some(plan)) = (self.span.take(), self.job.plan.get()) else { return };
         let len = usize::try_from(extent.end - extent.start).unwrap_or(usize::MAX);
-        plan.latency_of(&unit).add(elapsed, len);
+        plan.latency_of(&span).add(elapsed, len);
         let records = bytes.and_then(|pieces| {
             if self.job.is_abandoned() {
                 return Err(was_abandoned());
             }
             let read = || {
                 SCRATCH
-                    .with_borrow_mut(|scratch| plan.read_part(unit, extent.start, pieces, scratch))
+                    .with_borrow_mut(|scratch| plan.read_part(span, extent.start, pieces, scratch))
             };
             catching_panics(read)
         });
@@ -415,7 +415,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Requested<S> {
 impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Drop for Requested<S> {
     fn drop(&mut self) {
         // The storage has dropped it: somebody waits all the same.
-        if self.unit.take().is_some() {
+        if self.span.take().is_some() {
             let error = Error::Panicked("a thread that reads panicked".to_owned());
             self.job.record(1, Err((self.first, error)));
         }
@@ -459,13 +459,13 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
         if let Some((_, error)) = progress.first_error.take() {
             return Err(error);
         }
-        let units = std::mem::take(&mut progress.units);
+        let spans = std::mem::take(&mut progress.spans);
         drop(progress);
         let plan = job.plan.get().expect("the tasks that have finished have a plan");
         if plan.is_slow() {
             storage_latency::add_waited(started.elapsed());
         }
-        Ok(plan.gather(units))
+        Ok(plan.gather(spans))
     }
 
     fn read_again(&self) -> Result<Records> {
@@ -501,11 +501,11 @@ impl<S> Pending<S> {
         let mut progress = lock(&job.progress);
         progress.num_left -= skipped.len();
         progress.first_error.get_or_insert_with(|| (0, was_abandoned()));
-        let units = std::mem::take(&mut progress.units);
+        let spans = std::mem::take(&mut progress.spans);
         let is_done = progress.num_left == 0;
         progress.when_done = Some(when_done).filter(|_| !is_done);
         drop(progress);
-        drop((skipped, units));
+        drop((skipped, spans));
         is_done
     }
 }

@@ -1,4 +1,4 @@
-//! Reads the units of a plan: reads byte ranges, decodes chunks, copies records to their slots.
+//! Reads the spans of a plan: reads byte ranges, decodes chunks, copies records to their slots.
 //!
 //! What must not break: records are returned in the requested order, whatever the order in which
 //! they were read.
@@ -6,7 +6,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::plan::{Plan, PlannedFile, PlannedRead, Unit, extent_of};
+use super::plan::{Plan, PlanSpan, PlannedFile, PlannedRead, extent_of};
 use crate::formats::checksum::{MAX_LANES, UnverifiedRecord};
 use crate::formats::chunk_records::ChunkRecords;
 use crate::formats::decode_scratch::{DecodeScratch, MAX_RETAINED_LEN};
@@ -18,17 +18,17 @@ use crate::io::storage_latency::StorageLatency;
 use crate::write_prefetcher::WritePrefetcher;
 use crate::{Result, bytes};
 
-/// The result of reading a unit.
+/// The result of reading a span.
 #[derive(Debug)]
 pub struct Outcome<S> {
     /// The records that were read.
-    pub records: UnitRecords,
+    pub records: SpanRecords,
     /// What is better read concurrently, since storage turned out to be slow.
-    pub rest: Option<Unit<S>>,
+    pub rest: Option<PlanSpan<S>>,
 }
 
 impl Plan {
-    /// Reads the records of `unit`, each into its slot if that has the right length; all of the slot
+    /// Reads the records of `span`, each into its slot if that has the right length; all of the slot
     /// is then written. With `may_stop`, may leave some over if storage turns out to be slow.
     ///
     /// # Errors
@@ -36,48 +36,48 @@ impl Plan {
     /// uninitialised.
     ///
     /// # Panics
-    /// If `unit` is of another plan.
+    /// If `span` is of another plan.
     pub fn read<S: AsMut<[MaybeUninit<u8>]>>(
         &self,
-        unit: Unit<S>,
+        span: PlanSpan<S>,
         scratch: &mut Scratch,
         may_stop: bool,
     ) -> Result<Outcome<S>> {
-        self.read_from(unit, None, scratch, may_stop)
+        self.read_from(span, None, scratch, may_stop)
     }
 
-    /// Takes the records of `unit`, which is one request, out of its bytes from position `begin` on.
+    /// Takes the records of `span`, which is one read, out of its bytes from position `begin` on.
     pub(crate) fn read_part<S: AsMut<[MaybeUninit<u8>]>>(
         &self,
-        unit: Unit<S>,
+        span: PlanSpan<S>,
         begin: u64,
         pieces: &[&[u8]],
         scratch: &mut Scratch,
-    ) -> Result<UnitRecords> {
-        let pick = &self.picks[self.first_pick(&unit)];
+    ) -> Result<SpanRecords> {
+        let pick = &self.picks[self.first_pick(&span)];
         let path = self.files[pick.file as usize].file.stored().path();
         let (part, not_measured) = (ReadPart { path, begin, pieces }, StorageLatency::default());
         let reader = Reader::new(&part, &not_measured);
-        Ok(self.read_from(unit, Some(reader), scratch, false)?.records)
+        Ok(self.read_from(span, Some(reader), scratch, false)?.records)
     }
 
     /// Reads from the files, or by `reader` if there is one.
     fn read_from<S: AsMut<[MaybeUninit<u8>]>>(
         &self,
-        unit: Unit<S>,
+        span: PlanSpan<S>,
         only_reader: Option<Reader<'_>>,
         scratch: &mut Scratch,
         may_stop: bool,
     ) -> Result<Outcome<S>> {
-        let Unit { requests, mut slots } = unit;
-        let picks = self.picks_of(&requests);
+        let PlanSpan { reads, mut slots } = span;
+        let picks = self.picks_of(&reads);
         let may_stop = may_stop
-            && self.requests.get(requests.start).is_some()
-            && !self.file_of(requests.start).latency.is_slow();
+            && self.reads.get(reads.start).is_some()
+            && !self.file_of(reads.start).latency.is_slow();
         let mut sink = Sink {
             slots: &mut slots,
             unused_slot: None,
-            records: UnitRecords {
+            records: SpanRecords {
                 first_pick: picks.start,
                 bytes: buffer_pool::take(),
                 locations: Vec::with_capacity(picks.len()),
@@ -85,14 +85,8 @@ impl Plan {
             unverified: Vec::new(),
         };
         let mut prefetcher = WritePrefetcher::take();
-        let read = self.read_requests(
-            requests,
-            only_reader,
-            scratch,
-            may_stop,
-            &mut sink,
-            &mut prefetcher,
-        );
+        let read =
+            self.read_planned(reads, only_reader, scratch, may_stop, &mut sink, &mut prefetcher);
         // Also after an error: records before it may turn out to be damaged only now.
         self.verify(only_reader, scratch, &mut sink, &mut prefetcher)?;
         scratch.trim();
@@ -100,15 +94,15 @@ impl Plan {
         let records = sink.records;
         let rest = (!remaining.is_empty()).then(|| {
             let slots = slots.split_off(records.locations.len().min(slots.len()));
-            Unit { requests: remaining, slots }
+            PlanSpan { reads: remaining, slots }
         });
         Ok(Outcome { records, rest })
     }
 
-    /// Reads `requests`; returns those left over.
-    fn read_requests<S: AsMut<[MaybeUninit<u8>]>>(
+    /// Reads `reads`; returns those left over.
+    fn read_planned<S: AsMut<[MaybeUninit<u8>]>>(
         &self,
-        requests: Range<usize>,
+        reads: Range<usize>,
         only_reader: Option<Reader<'_>>,
         scratch: &mut Scratch,
         may_stop: bool,
@@ -116,9 +110,9 @@ impl Plan {
         prefetcher: &mut WritePrefetcher,
     ) -> Result<Range<usize>> {
         let mut handle: Option<(u32, FileHandle)> = None;
-        for number in requests.clone() {
-            let request = &self.requests[number];
-            let picks = &self.picks[request.picks.clone()];
+        for number in reads.clone() {
+            let read = &self.reads[number];
+            let picks = &self.picks[read.picks.clone()];
             let planned = &self.files[picks[0].file as usize];
             let reader = match (only_reader, &handle) {
                 (Some(reader), _) => reader,
@@ -130,23 +124,23 @@ impl Plan {
                     handle.insert(opened).1.reader(&planned.latency)
                 }
             };
-            if read_direct(&*planned.file, reader, request, picks, sink)? {
+            if read_direct(&*planned.file, reader, read, picks, sink)? {
                 if sink.unverified.len() == MAX_LANES {
                     self.verify(only_reader, scratch, sink, prefetcher)?;
                 }
             } else if planned.file.has_groups() {
                 self.read_groups(planned, reader, picks, scratch, sink)?;
             } else {
-                let extent = request.extent.clone();
+                let extent = read.extent.clone();
                 read_extent(&*planned.file, reader, extent, picks, scratch, |picks, chunk| {
                     sink.copy_records(picks, chunk);
                 })?;
             }
-            if may_stop && number + 1 < requests.end && planned.latency.is_slow() {
-                return Ok(number + 1..requests.end);
+            if may_stop && number + 1 < reads.end && planned.latency.is_slow() {
+                return Ok(number + 1..reads.end);
             }
         }
-        Ok(requests.end..requests.end)
+        Ok(reads.end..reads.end)
     }
 
     /// Verifies the checksums of direct reads and reads damaged records again.
@@ -200,34 +194,34 @@ impl Plan {
         Ok(())
     }
 
-    /// Combines the records of all units.
+    /// Combines the records of all spans.
     ///
     /// # Panics
-    /// If these are not all units of this plan.
-    pub fn gather(&self, units: Vec<UnitRecords>) -> Records {
+    /// If these are not all spans of this plan.
+    pub fn gather(&self, spans: Vec<SpanRecords>) -> Records {
         let mut locations = vec![(0, RecordLocation::InSlot); self.picks.len()];
         let mut num_found = 0;
-        for (number, unit) in units.iter().enumerate() {
-            for (pick, &location) in self.picks[unit.first_pick..].iter().zip(&unit.locations) {
+        for (number, span) in spans.iter().enumerate() {
+            for (pick, &location) in self.picks[span.first_pick..].iter().zip(&span.locations) {
                 locations[pick.out as usize] = (number, location);
             }
-            num_found += unit.locations.len();
+            num_found += span.locations.len();
         }
-        assert_eq!(num_found, self.picks.len(), "units of another plan");
-        Records { units, locations }
+        assert_eq!(num_found, self.picks.len(), "spans of another plan");
+        Records { spans, locations }
     }
 }
 
-/// Reads the only record of `request` directly into its slot, if it has one of the right length;
+/// Reads the only record of `read` directly into its slot, if it has one of the right length;
 /// returns whether it did.
 fn read_direct<S: AsMut<[MaybeUninit<u8>]>>(
     file: &dyn RecordFile,
     reader: Reader<'_>,
-    request: &PlannedRead,
+    read: &PlannedRead,
     picks: &[Pick],
     sink: &mut Sink<'_, S>,
 ) -> Result<bool> {
-    if !request.is_direct {
+    if !read.is_direct {
         return Ok(false);
     }
     let pick = &picks[0];
@@ -276,7 +270,7 @@ fn read_extent(
 }
 
 impl Plan {
-    /// Reads the chunks of a request except cached ones, and caches those that have other records.
+    /// Reads the chunks of a read except cached ones, and caches those that have other records.
     fn read_groups<S: AsMut<[MaybeUninit<u8>]>>(
         &self,
         planned: &PlannedFile,
@@ -323,13 +317,13 @@ impl Plan {
     }
 }
 
-/// The destination of a unit's records, in the order of its picks.
+/// The destination of a span's records, in the order of its picks.
 struct Sink<'a, S> {
     /// The slots of the next picks, if there are any.
     slots: &'a mut [Option<S>],
     /// The slot of the next pick, if already taken from `slots`.
     unused_slot: Option<&'a mut [MaybeUninit<u8>]>,
-    records: UnitRecords,
+    records: SpanRecords,
     /// Picks whose records are in their slots but not verified yet.
     unverified: Vec<((usize, Pick), UnverifiedRecord<'a>)>,
 }
@@ -378,19 +372,19 @@ fn record_of<'a>(pick: &Pick, decoded: &ChunkRecords<'a>) -> &'a [u8] {
 enum RecordLocation {
     /// In its slot.
     InSlot,
-    /// In this range of its unit's bytes.
+    /// In this range of its span's bytes.
     At(usize, usize),
 }
 
-/// The records of one unit of a plan, in the order in which they were read.
+/// The records of one span of a plan, in the order in which they were read.
 #[derive(Debug)]
-pub struct UnitRecords {
+pub struct SpanRecords {
     first_pick: usize,
     bytes: Vec<u8>,
     locations: Vec<RecordLocation>,
 }
 
-impl UnitRecords {
+impl SpanRecords {
     /// Appends a copy of `record`.
     fn append(&mut self, record: &[u8]) -> RecordLocation {
         let begin = self.bytes.len();
@@ -399,13 +393,13 @@ impl UnitRecords {
     }
 }
 
-impl Drop for UnitRecords {
+impl Drop for SpanRecords {
     fn drop(&mut self) {
         buffer_pool::put(std::mem::take(&mut self.bytes));
     }
 }
 
-/// Buffers and decompressors that are reused for the next unit.
+/// Buffers and decompressors that are reused for the next span.
 #[derive(Debug, Default)]
 pub struct Scratch {
     raw: Vec<u8>,
@@ -424,8 +418,8 @@ impl Scratch {
 /// Records in the requested order.
 #[derive(Debug)]
 pub struct Records {
-    units: Vec<UnitRecords>,
-    /// For each record: its unit and its location there.
+    spans: Vec<SpanRecords>,
+    /// For each record: its span and its location there.
     locations: Vec<(usize, RecordLocation)>,
 }
 
@@ -442,9 +436,9 @@ impl Records {
 
     /// Each record, or `None` if it is in its slot.
     pub fn iter_unslotted(&self) -> impl ExactSizeIterator<Item = Option<&[u8]>> {
-        self.locations.iter().map(|&(unit, location)| match location {
+        self.locations.iter().map(|&(span, location)| match location {
             RecordLocation::InSlot => None,
-            RecordLocation::At(begin, end) => Some(&self.units[unit].bytes[begin..end]),
+            RecordLocation::At(begin, end) => Some(&self.spans[span].bytes[begin..end]),
         })
     }
 
