@@ -14,7 +14,7 @@ use grainmill_core::formats::array_record::RecordWriter;
 use grainmill_core::formats::{ArrayRecord, outputs};
 use grainmill_core::io::ReadQueue;
 use grainmill_core::read::copy::{CopyTarget, InMemory};
-use grainmill_core::read::{Files, Source, read};
+use grainmill_core::read::{Files, SourceFile, read};
 use grainmill_image::{Filter, Options};
 
 use crate::time;
@@ -111,7 +111,7 @@ fn chunks(criterion: &mut Criterion) {
                 writer.write(&record).unwrap();
             }
             writer.close().unwrap();
-            Arc::new(Files::open(ArrayRecord, [Source::from(path)]).unwrap())
+            Arc::new(Files::open(ArrayRecord, [SourceFile::from(path)]).unwrap())
         };
         let positions: Vec<u64> = (0..count as u64).collect();
         let throughput = Throughput::Bytes((count * len) as u64);

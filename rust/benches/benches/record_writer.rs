@@ -8,7 +8,7 @@ use std::path::Path;
 use criterion::{Criterion, Throughput};
 use grainmill_core::formats::ArrayRecord;
 use grainmill_core::formats::array_record::RecordWriter;
-use grainmill_core::read::{Files, Source};
+use grainmill_core::read::{Files, SourceFile};
 
 use crate::time;
 
@@ -78,7 +78,7 @@ fn write_files(criterion: &mut Criterion) {
             let records: Vec<Vec<u8>> = records();
             assert!(records.iter().all(|record| record.len() == record_len));
             write_all(&path, options, &records);
-            let files = Files::open(ArrayRecord, [Source::from(path.clone())]).unwrap();
+            let files = Files::open(ArrayRecord, [SourceFile::from(path.clone())]).unwrap();
             let positions: Vec<u64> = (0..u64::from(NUM_RECORDS)).collect();
             assert!(files.read(&positions).unwrap().iter().eq(records.iter().map(Vec::as_slice)));
             records

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use criterion::{Criterion, Throughput};
 use grainmill_core::formats::ArrayRecord;
 use grainmill_core::formats::array_record::RecordWriter;
-use grainmill_core::read::{Files, Source};
+use grainmill_core::read::{Files, SourceFile};
 
 use crate::time;
 
@@ -20,7 +20,7 @@ pub(crate) fn run(criterion: &mut Criterion) {
 /// Opens a file of the repository.
 fn open(name: &str) -> Files {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/array_record");
-    Files::open(ArrayRecord, [Source::from(dir.join(format!("{name}.array_record")))])
+    Files::open(ArrayRecord, [SourceFile::from(dir.join(format!("{name}.array_record")))])
         .expect("the file is in the repository")
 }
 
@@ -75,7 +75,7 @@ fn write_tiny(dir: &Path, num_records: u64) -> PathBuf {
 }
 
 fn open_path(path: &Path) -> Files {
-    Files::open(ArrayRecord, [Source::from(path.to_owned())]).expect("the file is valid")
+    Files::open(ArrayRecord, [SourceFile::from(path.to_owned())]).expect("the file is valid")
 }
 
 fn open_file(criterion: &mut Criterion) {

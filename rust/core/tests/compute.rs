@@ -11,7 +11,7 @@ use grainmill_core::compute::{self, limit_threads};
 use grainmill_core::formats::ArrayRecord;
 use grainmill_core::formats::array_record::RecordWriter;
 use grainmill_core::io::ReadQueue;
-use grainmill_core::read::{Files, Records, Source, read};
+use grainmill_core::read::{Files, Records, SourceFile, read};
 use proptest::prelude::*;
 
 const NUM_THREADS: [usize; 3] = [7, 2, 1];
@@ -89,7 +89,7 @@ fn records(seed: u64, count: usize, longest: usize) -> Vec<Vec<u8>> {
 }
 
 fn open(path: &Path) -> Arc<Files> {
-    Arc::new(Files::open(ArrayRecord, [Source::from(path.to_owned())]).unwrap())
+    Arc::new(Files::open(ArrayRecord, [SourceFile::from(path.to_owned())]).unwrap())
 }
 
 fn read_all(files: &Arc<Files>, positions: &[u64]) -> grainmill_core::Result<Records> {

@@ -13,7 +13,7 @@ use grainmill_core::formats::tfrecord::TfRecord;
 use grainmill_core::formats::{ArrayRecord, outputs};
 use grainmill_core::io::LocalFiles;
 use grainmill_core::read::copy::{CopyTarget, InMemory, Indexed};
-use grainmill_core::read::{Files, Source};
+use grainmill_core::read::{Files, SourceFile};
 use proptest::prelude::*;
 
 fn target(format: &str, path: &Path, options: &str) -> CopyTarget {
@@ -161,7 +161,7 @@ fn records_at_positions_are_copied_in_their_order() {
     let records: Vec<_> =
         (0..5000_u32).map(|n| n.to_le_bytes().repeat(1 + n as usize % 90)).collect();
     fs::write(&path, written("group_size:7", &records)).unwrap();
-    let files = Arc::new(Files::open(ArrayRecord, [Source::from(path)]).unwrap());
+    let files = Arc::new(Files::open(ArrayRecord, [SourceFile::from(path)]).unwrap());
     let positions: Vec<u64> = (0..5000).map(|n| n * 1237 % 5000).collect();
     for num_threads in [1, 2] {
         let out = dir.path().join(format!("out-{num_threads}"));

@@ -26,7 +26,7 @@ use grainmill_core::formats::{ArrayRecord, Format};
 use grainmill_core::io::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use grainmill_core::parse::example::{self, Names};
 use grainmill_core::parse::json::{Paths, Step};
-use grainmill_core::read::{FileSet, Files, Source};
+use grainmill_core::read::{FileSet, Files, SourceFile};
 use grainmill_core::{Error, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -144,7 +144,7 @@ impl Case {
 
 fn by_position(format: &Arc<dyn Format>, memory: Memory) -> Outcome {
     let storage: Arc<dyn Storage> = Arc::new(memory);
-    let set = FileSet::in_storage(&storage, format, [Source::from(PathBuf::from(NAME))]);
+    let set = FileSet::in_storage(&storage, format, [SourceFile::from(PathBuf::from(NAME))]);
     let files = Files::of(Arc::new(set))?;
     let positions: Vec<u64> = (0..files.len().min(200)).collect();
     let read = |at: &u64| Ok(files.read(&[*at])?.iter().next().unwrap_or_default().to_vec());

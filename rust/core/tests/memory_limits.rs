@@ -13,7 +13,7 @@ use grainmill_core::formats::riegeli::compress::{Codec, Compressor};
 use grainmill_core::formats::riegeli::encode::append_with_len;
 use grainmill_core::formats::riegeli::sink::ChunkSink;
 use grainmill_core::formats::riegeli::varint::push_varint;
-use grainmill_core::read::{Files, Source};
+use grainmill_core::read::{Files, SourceFile};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The memory of the tests and their threads, besides that of the process at its start.
@@ -115,7 +115,7 @@ fn write_plain(sink: &mut ChunkSink<std::fs::File>, records: &[&[u8]]) -> u64 {
 }
 
 fn open(path: &Path) -> grainmill_core::Result<Files> {
-    Files::open(ArrayRecord, [Source::from(path.to_owned())])
+    Files::open(ArrayRecord, [SourceFile::from(path.to_owned())])
 }
 
 const IN_CHUNK: &str = "chunk 0 at byte 64 (record 0): ";

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use grainmill_core::formats::ArrayRecord;
 use grainmill_core::formats::array_record::RecordWriter;
 use grainmill_core::formats::record_limit::{DEFAULT_MAX_RECORD_BYTES, set_max_record_bytes};
-use grainmill_core::read::{Files, Source};
+use grainmill_core::read::{Files, SourceFile};
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
 
@@ -36,7 +36,7 @@ fn read_from(bytes: &[u8]) -> Vec<Vec<u8>> {
 }
 
 fn read(path: &Path) -> Vec<Vec<u8>> {
-    let files = Files::open(ArrayRecord, [Source::from(path.to_owned())]).unwrap();
+    let files = Files::open(ArrayRecord, [SourceFile::from(path.to_owned())]).unwrap();
     let positions: Vec<u64> = (0..files.len()).collect();
     files.read(&positions).unwrap().iter().map(<[u8]>::to_vec).collect()
 }
@@ -137,7 +137,7 @@ fn the_limit_of_decoded_bytes_can_be_changed() {
         let mut writer = RecordWriter::create(&path, options.parse().unwrap()).unwrap();
         writer.write(&record).unwrap();
         writer.close().unwrap();
-        let read = || Files::open(ArrayRecord, [Source::from(path.clone())])?.read(&[0]);
+        let read = || Files::open(ArrayRecord, [SourceFile::from(path.clone())])?.read(&[0]);
         assert!(read().unwrap().iter().eq([&record[..]]), "{options}");
         set_max_record_bytes(79_999_999);
         let refused = read().map(drop);
@@ -174,7 +174,7 @@ fn a_writer_that_is_dropped_leaves_a_file_that_is_refused() {
     }
     drop(writer);
     assert!(fs::metadata(&path).unwrap().len() > 1 << 20, "much was written");
-    assert!(Files::open(ArrayRecord, [Source::from(path)]).is_err());
+    assert!(Files::open(ArrayRecord, [SourceFile::from(path)]).is_err());
 }
 
 #[test]

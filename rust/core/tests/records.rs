@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use grainmill_core::formats::riegeli::{Decoder, chunk};
 use grainmill_core::formats::{ArrayRecord, ArrayRecordFile};
 use grainmill_core::io::ReadQueue;
-use grainmill_core::read::{self, Files, Source};
+use grainmill_core::read::{self, Files, SourceFile};
 use proptest::prelude::*;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -27,7 +27,7 @@ fn manifest(dir: &Path) -> Vec<Value> {
 }
 
 fn open(path: &Path) -> grainmill_core::Result<Files> {
-    Files::open(ArrayRecord, [Source::from(path.to_owned())])
+    Files::open(ArrayRecord, [SourceFile::from(path.to_owned())])
 }
 
 fn hex(digest: impl AsRef<[u8]>) -> String {
@@ -208,10 +208,10 @@ proptest! {
     ) {
         let dir = corpus();
         let names = ["grid_g16_zstd3", "count_0_default", "grid_g1_uncompressed"];
-        let sources = names.map(|name| Source {
+        let sources = names.map(|name| SourceFile {
             path: dir.join(format!("{name}.array_record")),
             skip: if name == "grid_g1_uncompressed" { 300 } else { 0 },
-            ..Source::default()
+            ..SourceFile::default()
         });
         let files = Files::open(ArrayRecord, sources).unwrap();
         prop_assert_eq!(files.len(), 900);

@@ -16,7 +16,7 @@ use grainmill_core::io::ReadQueue;
 use grainmill_core::io::storage::{
     FileId, ReadAt, ReadRequest, ReopenedFile, Storage, StoredFile, WhenRead,
 };
-use grainmill_core::read::{self, FileSet, Files, Records, Source, open};
+use grainmill_core::read::{self, FileSet, Files, Records, SourceFile, open};
 use grainmill_core::{Error, Result};
 
 /// Files in memory with a configurable delay for each read.
@@ -161,7 +161,7 @@ impl ReadRequest for SlowRequest {
 
 impl Shared {
     /// Adds a file of `num_records` records, each of `len` bytes that repeat its number.
-    fn add(&self, name: &str, num_records: u64, len: usize, options: &str) -> Source {
+    fn add(&self, name: &str, num_records: u64, len: usize, options: &str) -> SourceFile {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("written");
         let mut writer = RecordWriter::create(&path, options.parse().unwrap()).unwrap();
@@ -171,7 +171,7 @@ impl Shared {
         writer.close().unwrap();
         let bytes = Arc::new(std::fs::read(&path).unwrap());
         self.0.files.lock().unwrap().insert(PathBuf::from(name), bytes);
-        Source::from(PathBuf::from(name))
+        SourceFile::from(PathBuf::from(name))
     }
 
     fn set_delay_us(&self, delay: usize) {
@@ -195,7 +195,7 @@ impl Shared {
         self.0.num_reads.swap(0, Ordering::Relaxed)
     }
 
-    fn open(&self, sources: impl IntoIterator<Item = Source>) -> Arc<Files> {
+    fn open(&self, sources: impl IntoIterator<Item = SourceFile>) -> Arc<Files> {
         let storage: Arc<dyn Storage> = Arc::new(self.clone());
         Arc::new(
             open::open(FileSet::in_storage(
@@ -230,7 +230,7 @@ fn assert_are(records: &Records, positions: &[u64], len: usize) {
 }
 
 /// Files whose storage is slow and has been classified as slow.
-fn slow(storage: &Shared, sources: impl IntoIterator<Item = Source>) -> Arc<Files> {
+fn slow(storage: &Shared, sources: impl IntoIterator<Item = SourceFile>) -> Arc<Files> {
     let files = storage.open(sources);
     storage.set_delay_us(4000);
     let queue = ReadQueue::new(64);
@@ -309,8 +309,8 @@ fn many_files_are_opened_concurrently_with_one_read_each() {
     let storage = Shared::default();
     let first = storage.add("0", 10, 10, "group_size:1");
     let bytes = storage.0.files.lock().unwrap()[&first.path].clone();
-    let sources: Vec<Source> =
-        (0..600).map(|number| Source::from(PathBuf::from(number.to_string()))).collect();
+    let sources: Vec<SourceFile> =
+        (0..600).map(|number| SourceFile::from(PathBuf::from(number.to_string()))).collect();
     for source in &sources {
         storage.0.files.lock().unwrap().insert(source.path.clone(), Arc::clone(&bytes));
     }
@@ -325,8 +325,8 @@ fn many_files_are_opened_concurrently_with_one_read_each() {
 #[test]
 fn files_of_known_length_are_opened_when_read_and_concurrently() {
     let storage = Shared::default();
-    let sources: Vec<Source> = (0..200)
-        .map(|number| Source {
+    let sources: Vec<SourceFile> = (0..200)
+        .map(|number| SourceFile {
             take: Some(10),
             ..storage.add(&format!("{number}"), 10, 100, "group_size:1,uncompressed")
         })
@@ -384,7 +384,7 @@ fn joined_files_are_read_as_one_sequence_and_opened_once() {
 fn missing_files_and_failing_reads_are_errors_of_their_pending_reads() {
     let storage = Shared::default();
     let source = storage.add("file", 500, 5000, "group_size:1,uncompressed");
-    let missing = Source { take: Some(10), ..Source::from(PathBuf::from("missing")) };
+    let missing = SourceFile { take: Some(10), ..SourceFile::from(PathBuf::from("missing")) };
     let files = slow(&storage, [source, missing]);
     let queue = ReadQueue::default();
     let sorted = files.sort(&[3, 505]).unwrap();
@@ -414,7 +414,7 @@ fn damage_is_reported_alike_whoever_reads_it() {
             bytes[at] ^= 1;
         }
         storage.0.files.lock().unwrap().insert(PathBuf::from(name), Arc::new(bytes));
-        let files_of_damaged = storage.open([Source::from(PathBuf::from(name))]);
+        let files_of_damaged = storage.open([SourceFile::from(PathBuf::from(name))]);
         let found = |has_requests| -> Vec<String> {
             storage.set_has_requests(has_requests);
             while !files_of_damaged.is_slow() {

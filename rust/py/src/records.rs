@@ -14,7 +14,7 @@ use grainmill_core::io::storage::Storage;
 use grainmill_core::io::{ReadQueue, storage_latency};
 use grainmill_core::process::PerProcess;
 use grainmill_core::read::{
-    self, FileInfo, FileSet, Files, Pending, Plan, Reading, Records, Source, chunk_cache, open,
+    self, FileInfo, FileSet, Files, Pending, Plan, Reading, Records, SourceFile, chunk_cache, open,
 };
 use grainmill_core::url::shown;
 use grainmill_core::{Error, Result, platform};
@@ -161,11 +161,11 @@ impl PyRecordFiles {
                 modified_ns,
                 num_records,
             });
-        let source = |(path, skip, take)| Source { path, skip, take, expected: expected.next() };
+        let file = |(path, skip, take)| SourceFile { path, skip, take, expected: expected.next() };
         let format =
             file_format.map_or_else(PyFormat::array_record, |format| Arc::clone(&format.0));
         let storage = storage_of(paths.iter().map(|(path, ..)| path)).map_err(Raised::from)?;
-        let sources = paths.into_iter().map(source).collect::<Vec<_>>();
+        let sources = paths.into_iter().map(file).collect::<Vec<_>>();
         let set = FileSet::in_storage(&storage, &format, sources);
         let open = || if lazy { open::open(set) } else { open::open_all(set) };
         Ok(Self(Arc::new(wait_for(py, open)?)))
@@ -178,7 +178,7 @@ impl PyRecordFiles {
     fn opened_by(py: Python<'_>, open_file: Py<PyAny>, paths: Vec<PathBuf>) -> PyResult<Self> {
         let storage: Arc<dyn Storage> = Arc::new(PythonFiles(open_file));
         let format = PyFormat::array_record();
-        let set = FileSet::in_storage(&storage, &format, paths.into_iter().map(Source::from));
+        let set = FileSet::in_storage(&storage, &format, paths.into_iter().map(SourceFile::from));
         Ok(Self(Arc::new(wait_for(py, || open::open_all(set))?)))
     }
 

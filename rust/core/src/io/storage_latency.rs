@@ -102,12 +102,12 @@ impl LatencyStats {
 
 /// The latency statistics of a storage, shared by all threads that read from it.
 #[derive(Debug, Default)]
-pub struct SharedStats(AtomicU32);
+pub struct AtomicStats(AtomicU32);
 
 /// The reads of some files, and the latency of their storage, which other files may be in, too.
 #[derive(Debug, Default)]
 pub struct StorageLatency {
-    stats: Arc<SharedStats>,
+    stats: Arc<AtomicStats>,
     reads: AtomicU64,
     bytes: AtomicU64,
     timed_reads: AtomicU64,
@@ -129,7 +129,7 @@ pub struct ReadTotals {
 
 impl StorageLatency {
     /// No reads yet, of files in a storage with these `stats`.
-    pub fn of(stats: &Arc<SharedStats>) -> Self {
+    pub fn of(stats: &Arc<AtomicStats>) -> Self {
         Self { stats: Arc::clone(stats), ..Self::default() }
     }
 

@@ -12,7 +12,7 @@ use super::records::{Records, Scratch};
 use crate::formats::format::{Format, OpenedFile};
 use crate::formats::record_file::{Pick, RecordFile};
 use crate::io::storage::{Reader, Storage};
-use crate::io::storage_latency::{ReadTotals, SharedStats, StorageLatency};
+use crate::io::storage_latency::{AtomicStats, ReadTotals, StorageLatency};
 use crate::io::{LocalFiles, SingleFlight};
 use crate::{Error, Result};
 
@@ -21,7 +21,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// A file and the range of its records that is used.
 #[derive(Debug, Clone, Default)]
-pub struct Source {
+pub struct SourceFile {
     /// The path of the file.
     pub path: PathBuf,
     /// How many records at its start are skipped.
@@ -43,7 +43,7 @@ pub struct FileInfo {
     pub num_records: u64,
 }
 
-impl From<PathBuf> for Source {
+impl From<PathBuf> for SourceFile {
     fn from(path: PathBuf) -> Self {
         Self { path, ..Self::default() }
     }
@@ -64,17 +64,17 @@ pub struct FileSet {
 struct Entry {
     /// Unique in the process.
     id: u64,
-    source: Source,
+    source: SourceFile,
     storage: Arc<dyn Storage>,
     /// The latency of the files that it was created with, near or far ones.
-    stats: Arc<SharedStats>,
+    stats: Arc<AtomicStats>,
     format: Arc<dyn Format>,
     file: OnceLock<Arc<dyn RecordFile>>,
 }
 
 impl FileSet {
     /// Files of the local file system in `format`.
-    pub fn new(format: &Arc<dyn Format>, sources: impl IntoIterator<Item = Source>) -> Self {
+    pub fn new(format: &Arc<dyn Format>, sources: impl IntoIterator<Item = SourceFile>) -> Self {
         let storage: Arc<dyn Storage> = Arc::new(LocalFiles);
         Self::in_storage(&storage, format, sources)
     }
@@ -83,10 +83,10 @@ impl FileSet {
     pub fn in_storage(
         storage: &Arc<dyn Storage>,
         format: &Arc<dyn Format>,
-        sources: impl IntoIterator<Item = Source>,
+        sources: impl IntoIterator<Item = SourceFile>,
     ) -> Self {
         let [near, far] = [Arc::default(), Arc::default()];
-        let entry = |source: Source| {
+        let entry = |source: SourceFile| {
             let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
             let stats = Arc::clone(if storage.is_remote(&source.path) { &far } else { &near });
             let (storage, format) = (Arc::clone(storage), Arc::clone(format));
@@ -175,14 +175,14 @@ impl FileSet {
 impl Entry {
     /// How many records are used, if that is known.
     fn count(&self) -> Option<u64> {
-        let Source { skip, take, expected, .. } = self.source;
+        let SourceFile { skip, take, expected, .. } = self.source;
         let num_records = self.file.get().map(|file| file.num_records());
         let num_records = num_records.or(expected.map(|expected| expected.num_records));
         take.or_else(|| num_records?.checked_sub(skip))
     }
 }
 
-impl Source {
+impl SourceFile {
     fn compare(&self, expected: FileInfo, found: FileInfo) -> Result<()> {
         if expected == found {
             return Ok(());
@@ -238,7 +238,7 @@ impl Files {
     /// If one cannot be opened, or has too few records.
     pub fn open(
         format: impl Format + 'static,
-        sources: impl IntoIterator<Item = Source>,
+        sources: impl IntoIterator<Item = SourceFile>,
     ) -> Result<Self> {
         let format: Arc<dyn Format> = Arc::new(format);
         let set = FileSet::new(&format, sources);

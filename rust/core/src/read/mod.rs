@@ -11,7 +11,7 @@ pub mod plan;
 pub mod read_ahead;
 pub mod records;
 
-pub use files::{FileInfo, FileSet, Files, SortedPositions, Source};
+pub use files::{FileInfo, FileSet, Files, SortedPositions, SourceFile};
 pub use plan::{Plan, PlanSpan};
 pub use read_ahead::{Pending, Reading, begin, read, start, start_unready};
 pub use records::{Outcome, Records, Scratch, SpanRecords};

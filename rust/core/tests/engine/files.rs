@@ -15,7 +15,7 @@ use grainmill_core::formats::riegeli::chunk::CHUNK_HEADER_LEN;
 use grainmill_core::formats::{ArrayRecord, Format, FormatError, RecordFile};
 use grainmill_core::io::storage::{Reader, StoredFile};
 use grainmill_core::io::storage_latency::StorageLatency;
-use grainmill_core::read::{FileSet, Files, Source};
+use grainmill_core::read::{FileSet, Files, SourceFile};
 use grainmill_core::{Error, Result};
 
 use crate::random::Random;
@@ -210,7 +210,7 @@ impl TestFile {
         let lens = self.units.iter().flat_map(|unit| unit.record_lens.iter().copied());
         lens.for_each(|len| writer.write(&random.bytes(len)).unwrap());
         writer.close().unwrap();
-        let intact = Files::open(ArrayRecord, [Source::from(path.clone())]).unwrap();
+        let intact = Files::open(ArrayRecord, [SourceFile::from(path.clone())]).unwrap();
         self.bytes = std::fs::read(&path).unwrap();
         self.data_len = 0;
         for (record, &(unit, _)) in (0..).zip(&self.places) {
@@ -225,7 +225,7 @@ impl TestFile {
         }
         let damaged = dir.path().join(&self.path);
         std::fs::write(&damaged, &self.bytes).unwrap();
-        let alone = Files::open(ArrayRecord, [Source::from(damaged.clone())]).unwrap();
+        let alone = Files::open(ArrayRecord, [SourceFile::from(damaged.clone())]).unwrap();
         let (shown, path) = (damaged.display().to_string(), self.path.display().to_string());
         for record in 0..self.places.len() as u64 {
             let read = alone.read(&[record]).map(|found| found.iter().next().unwrap().to_vec());
@@ -247,8 +247,12 @@ impl TestFile {
         used.map(|&(unit, within)| self.units[unit].record_lens[within])
     }
 
-    pub(crate) fn source(&self) -> Source {
-        Source { skip: self.drawn.skip as u64, take: self.take, ..Source::from(self.path.clone()) }
+    pub(crate) fn source(&self) -> SourceFile {
+        SourceFile {
+            skip: self.drawn.skip as u64,
+            take: self.take,
+            ..SourceFile::from(self.path.clone())
+        }
     }
 
     fn damage(&self, (begin, end): (u64, u64)) -> Error {

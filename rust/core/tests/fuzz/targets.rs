@@ -33,7 +33,7 @@ use grainmill_core::parse::example::{self, Kind, Names, Values};
 use grainmill_core::parse::json::{self, Paths, Step, Value};
 use grainmill_core::parse::number::Number;
 use grainmill_core::parse::wire::Malformed;
-use grainmill_core::read::{FileSet, Files, Source};
+use grainmill_core::read::{FileSet, Files, SourceFile};
 use grainmill_core::{Error, Result};
 
 /// How many bytes a chunk may decode to here, so that unbounded memory fails a run.
@@ -169,7 +169,7 @@ fn read_file_in(format: impl Format + 'static, bytes: Vec<u8>) {
     let set = FileSet::in_storage(
         &storage,
         &(Arc::new(format) as Arc<dyn Format>),
-        [Source::from(PathBuf::from("fuzzed"))],
+        [SourceFile::from(PathBuf::from("fuzzed"))],
     );
     let Ok(files) = Files::of(Arc::new(set)) else { return };
     let len = files.len();
@@ -210,7 +210,7 @@ fn written(input: &[u8]) {
             Arc::new(ScannedFormat { framing: JsonLines, compression, places })
         }
     };
-    let set = FileSet::in_storage(&storage, &format, [Source::from(PathBuf::from("fuzzed"))]);
+    let set = FileSet::in_storage(&storage, &format, [SourceFile::from(PathBuf::from("fuzzed"))]);
     let files = Files::of(Arc::new(set)).expect("a file that was just written");
     assert_eq!(files.len(), records.len() as u64);
     let positions: Vec<u64> =
@@ -288,7 +288,7 @@ fn verify_file(input: &[u8]) {
         .expect("reading memory");
     let storage: Arc<dyn Storage> = Arc::new(memory);
     let format: Arc<dyn Format> = Arc::new(ArrayRecord);
-    let set = FileSet::in_storage(&storage, &format, [Source::from(PathBuf::from("fuzzed"))]);
+    let set = FileSet::in_storage(&storage, &format, [SourceFile::from(PathBuf::from("fuzzed"))]);
     if report.problems.is_empty() {
         let files = Files::of(Arc::new(set)).expect("a file without problems can be opened");
         assert_eq!(files.len(), report.num_records);

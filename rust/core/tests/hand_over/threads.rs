@@ -10,7 +10,7 @@ use grainmill_core::batch::{Arena, Slot, copy_rows};
 use grainmill_core::formats::ArrayRecord;
 use grainmill_core::formats::array_record::RecordWriter;
 use grainmill_core::io::ReadQueue;
-use grainmill_core::read::{self, Files, Source};
+use grainmill_core::read::{self, Files, SourceFile};
 
 use crate::messages::{self, Message};
 
@@ -142,7 +142,7 @@ fn records_prefetched_by_threads_are_in_their_slots() {
     let mut writer = RecordWriter::create(&path, "uncompressed".parse().unwrap()).unwrap();
     (0..500).for_each(|number| writer.write(&record(number)).unwrap());
     writer.close().unwrap();
-    let files = Arc::new(Files::open(ArrayRecord, [Source::from(path)]).unwrap());
+    let files = Arc::new(Files::open(ArrayRecord, [SourceFile::from(path)]).unwrap());
     let positions: Vec<u64> = (0..500).map(|at| at * 7 % 500).collect();
     std::thread::scope(|scope| {
         for thread in 0..3 {
