@@ -23,7 +23,7 @@ SOURCES = [
 # Names that are of others, or of nobody yet.
 ELSEWHERE = {
     # Crates and functions that were not taken.
-    *("sonic-rs", "get_many", "simd-json", "jiter"),
+    *("sonic-rs", "get_many", "simd-json", "jiter", "bitvec", "lexical-parse-float"),
     # Of the shell, and of a page's text.
     *("cd", "area"),
 }
