@@ -19,8 +19,8 @@ FACE = ROOT / "python/grainmill"
 
 # Each uses only itself and earlier ones; `batch` and `pack` do not use each other.
 CORE_LAYERS = [
-    {"bytes", "error", "lock", "parse", "url"},
-    {"interrupt", "platform", "process", "write_prefetcher"},
+    {"bytes", "error", "lock", "url", "varint"},
+    {"interrupt", "parse", "platform", "process", "write_prefetcher"},
     {"compute", "try_alloc", "shared_memory"},
     {"order"},
     {"batch", "pack"},

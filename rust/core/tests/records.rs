@@ -10,6 +10,7 @@ use grainmill_core::formats::riegeli::{Decoder, chunk};
 use grainmill_core::formats::{ArrayRecord, ArrayRecordFile};
 use grainmill_core::io::ReadQueue;
 use grainmill_core::read::{self, Files, SourceFile};
+use grainmill_core::varint::push_varint;
 use proptest::prelude::*;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -122,21 +123,14 @@ fn damaged_files_fail_as_their_manifest_says() {
 #[test]
 fn states_that_open_submessages_without_end_are_refused() {
     const NUM_STATES: u64 = 20_000;
-    let varint = |mut value: u64, out: &mut Vec<u8>| {
-        while value > 0x7f {
-            out.push(value as u8 | 0x80);
-            value >>= 7;
-        }
-        out.push(value as u8);
-    };
     // No buffers, and states that each end a submessage and lead to the next one by themselves.
     let mut header = vec![0, 0];
-    varint(NUM_STATES, &mut header);
+    push_varint(&mut header, NUM_STATES);
     header.extend((0..NUM_STATES).map(|_| 14));
-    (1..NUM_STATES).for_each(|next| varint(NUM_STATES + next, &mut header));
+    (1..NUM_STATES).for_each(|next| push_varint(&mut header, NUM_STATES + next));
     header.extend([0, 0]);
     let mut data = vec![0];
-    varint(header.len() as u64, &mut data);
+    push_varint(&mut data, header.len() as u64);
     data.extend(header);
     data.extend([3; 1_000]);
     let header = chunk::ChunkHeader::of(b't', &data, 1, 1 << 28);

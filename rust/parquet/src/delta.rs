@@ -79,27 +79,22 @@ fn bits(row: &[u8], at: u64, width: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use grainmill_core::varint::push_varint;
+
     use super::*;
 
     /// `values` in blocks of `4 * row_len`, each row as wide as it has to be.
     fn packed(values: &[i64], row_len: usize) -> Vec<u8> {
         let mut out = Vec::new();
-        let varint = |out: &mut Vec<u8>, mut value: u64| {
-            while value >= 0x80 {
-                out.push(value.to_le_bytes()[0] | 0x80);
-                value >>= 7;
-            }
-            out.push(value.to_le_bytes()[0]);
-        };
         let zigzag = |value: i64| ((value << 1) ^ (value >> 63)).cast_unsigned();
-        varint(&mut out, 4 * row_len as u64);
-        varint(&mut out, 4);
-        varint(&mut out, values.len() as u64);
-        varint(&mut out, zigzag(values.first().copied().unwrap_or(0)));
+        push_varint(&mut out, 4 * row_len as u64);
+        push_varint(&mut out, 4);
+        push_varint(&mut out, values.len() as u64);
+        push_varint(&mut out, zigzag(values.first().copied().unwrap_or(0)));
         let deltas: Vec<i64> = values.windows(2).map(|pair| pair[1] - pair[0]).collect();
         for block in deltas.chunks(4 * row_len) {
             let least = *block.iter().min().unwrap();
-            varint(&mut out, zigzag(least));
+            push_varint(&mut out, zigzag(least));
             let rows: Vec<Vec<u64>> = block
                 .chunks(row_len)
                 .map(|row| row.iter().map(|delta| (delta - least).cast_unsigned()).collect())

@@ -8,6 +8,8 @@
 
 use std::collections::BTreeSet;
 
+use grainmill_core::varint::push_varint;
+
 use crate::thrift::{
     BINARY, BYTE, Decoder, I32, I64, LIST, Problem, Result, STRUCT, TRUE, check_kind,
 };
@@ -51,7 +53,7 @@ impl<'a> Fields<'a> {
             self.out.push(delta << 4 | kind);
         } else {
             self.out.push(kind);
-            varint(self.out, u64::from(id.unsigned_abs()) << 1);
+            push_varint(self.out, u64::from(id.unsigned_abs()) << 1);
         }
         self.last = id;
     }
@@ -79,20 +81,12 @@ impl<'a> Fields<'a> {
     }
 }
 
-fn varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value.to_le_bytes()[0] | 0x80);
-        value >>= 7;
-    }
-    out.push(value.to_le_bytes()[0]);
-}
-
 fn list_head(out: &mut Vec<u8>, len: usize, kind: u8) {
     if let Ok(len @ 0..15) = u8::try_from(len) {
         out.push(len << 4 | kind);
     } else {
         out.push(0xf0 | kind);
-        varint(out, len as u64);
+        push_varint(out, len as u64);
     }
 }
 
@@ -137,7 +131,7 @@ pub(crate) fn rewritten(bytes: &[u8]) -> Result<Footer> {
                     let mut pair = Fields::of(fields.out);
                     for (id, text) in [(1, ARROW_SCHEMA), (2, value)] {
                         pair.head(id, BINARY);
-                        varint(pair.out, text.len() as u64);
+                        push_varint(pair.out, text.len() as u64);
                         pair.out.extend_from_slice(text);
                     }
                     pair.end();
@@ -410,13 +404,9 @@ mod tests {
 
     /// A footer with groups that have as many children as `nums_children` says, and a leaf.
     fn footer_of_groups(nums_children: impl ExactSizeIterator<Item = usize>) -> Vec<u8> {
-        let varint = |mut value: usize| {
+        let varint = |value: usize| {
             let mut bytes = Vec::new();
-            while value >= 0x80 {
-                bytes.push(u8::try_from(value & 0x7f).unwrap() | 0x80);
-                value >>= 7;
-            }
-            bytes.push(u8::try_from(value).unwrap());
+            push_varint(&mut bytes, value as u64);
             bytes
         };
         let mut footer = [&[0x15, 2, 0x19, 0xfc][..], &varint(nums_children.len() + 1)].concat();

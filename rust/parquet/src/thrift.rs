@@ -1,6 +1,8 @@
 //! Reads the few structures of Parquet's compact Thrift encoding that are needed before a page is
 //! decoded: page headers and offset indexes. Footers are rewritten with it (`footer`).
 
+use grainmill_core::varint::{NoVarint, read_varint};
+
 /// Structures and lists nest at most this deep; those of Parquet need eight levels.
 const MAX_DEPTH: u32 = 16;
 
@@ -60,15 +62,13 @@ impl<'a> Decoder<'a> {
     }
 
     pub(crate) fn varint(&mut self) -> Result<u64> {
-        let mut value = 0;
-        for shift in (0..64).step_by(7) {
-            let byte = self.byte()?;
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte & 0x80 == 0 {
-                return Ok(value);
-            }
-        }
-        Err(Problem::Invalid)
+        let (value, len) =
+            read_varint(&self.bytes[self.at..]).map_err(|problem| match problem {
+                NoVarint::Short => Problem::Short,
+                NoVarint::Long => Problem::Invalid,
+            })?;
+        self.at += len;
+        Ok(value)
     }
 
     pub(crate) fn integer(&mut self) -> Result<i64> {

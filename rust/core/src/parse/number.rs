@@ -3,7 +3,8 @@
 use super::integer::Integer;
 #[cfg(target_arch = "x86_64")]
 use super::varint_shuffle;
-use super::wire::{Malformed, varint};
+use super::wire::Malformed;
+use crate::varint::read_varint;
 
 /// The type of the numbers of an array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -189,7 +190,7 @@ fn put_row<T: Integer>(
     Ok(())
 }
 
-/// `varint`, quicker where eight bytes are left and hold it.
+/// `read_varint`, quicker where eight bytes are left and hold it.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "it is the body of a loop over millions of numbers")]
 fn next_varint(bytes: &[u8]) -> Result<(u64, usize), Option<Overflow>> {
@@ -198,7 +199,7 @@ fn next_varint(bytes: &[u8]) -> Result<(u64, usize), Option<Overflow>> {
     {
         return Ok(found);
     }
-    varint(bytes).map_err(|_| None)
+    read_varint(bytes).map_err(|_| None)
 }
 
 /// The varint at the start of a word, and its length, if it ends there.
@@ -230,7 +231,7 @@ fn cut(run: &[u8]) -> [usize; LANES] {
 
 fn first_overflow<T: Integer>(mut run: &[u8]) -> Option<Overflow> {
     let mut slot = [0; 8];
-    while let Ok((value, len)) = varint(run) {
+    while let Ok((value, len)) = read_varint(run) {
         if !T::put(value.cast_signed(), &mut slot[..T::LEN]) {
             return Some(Overflow(value.cast_signed()));
         }
@@ -310,16 +311,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::varint::push_varint;
 
     fn encoded(values: &[i64]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for &value in values {
-            let mut rest = value.cast_unsigned();
-            while rest >= 0x80 {
-                bytes.push(rest.to_le_bytes()[0] | 0x80);
-                rest >>= 7;
-            }
-            bytes.push(rest.to_le_bytes()[0]);
+            push_varint(&mut bytes, value.cast_unsigned());
         }
         bytes
     }

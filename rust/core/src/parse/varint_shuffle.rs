@@ -14,7 +14,7 @@ use std::arch::x86_64::{
 };
 
 use super::integer::Integer;
-use super::wire::varint;
+use crate::varint::read_varint;
 
 /// Bytes whose continuation bits are looked at together.
 const GROUP: usize = 64;
@@ -118,7 +118,7 @@ fn decode_groups<T: Integer>(
             let step = STEPS[(continues & ((1 << STEP_LEN) - 1)) as usize];
             let slots = &mut out[written..][..LANES * T::LEN];
             let (num_varints, byte_len) = if step.num_varints == 0 {
-                let (value, len) = varint(&bytes[at..]).ok()?;
+                let (value, len) = read_varint(&bytes[at..]).ok()?;
                 *fits &= T::put(value.cast_signed(), &mut slots[..T::LEN]);
                 (1, len)
             } else {

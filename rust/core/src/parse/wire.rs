@@ -1,5 +1,7 @@
 //! The fields of a protocol buffer message.
 
+use crate::varint::{NoVarint, read_varint};
+
 /// Groups may be nested this deep, as in the usual parsers.
 const MAX_DEPTH: usize = 100;
 
@@ -24,6 +26,15 @@ pub enum Malformed {
     /// The bytes of packed numbers are no whole number of them.
     #[error("packed numbers of 4 bytes have a length of {0} bytes")]
     Packed(usize),
+}
+
+impl From<NoVarint> for Malformed {
+    fn from(problem: NoVarint) -> Self {
+        match problem {
+            NoVarint::Short => Self::Cut,
+            NoVarint::Long => Self::LongVarint,
+        }
+    }
 }
 
 /// The content of a field.
@@ -91,7 +102,7 @@ impl<'a> Fields<'a> {
 
     #[inline]
     fn varint(&mut self) -> Result<(u64, &'a [u8]), Malformed> {
-        let (value, len) = varint(self.rest)?;
+        let (value, len) = read_varint(self.rest)?;
         let (encoded, rest) = self.rest.split_at(len);
         self.rest = rest;
         Ok((value, encoded))
@@ -130,23 +141,6 @@ impl<'a> Fields<'a> {
         }
         Ok(())
     }
-}
-
-/// The varint at the start of `bytes`, and its length; bits beyond 64 are dropped.
-///
-/// # Errors
-///
-/// If `bytes` ends within it, or it has more than ten bytes.
-#[inline]
-pub fn varint(bytes: &[u8]) -> Result<(u64, usize), Malformed> {
-    let mut value = 0;
-    for (at, &byte) in bytes.iter().enumerate().take(10) {
-        value |= u64::from(byte & 0x7f) << (7 * at);
-        if byte < 0x80 {
-            return Ok((value, at + 1));
-        }
-    }
-    Err(if bytes.len() < 10 { Malformed::Cut } else { Malformed::LongVarint })
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ use grainmill_core::parse::json::{self, Paths, Step, Value};
 use grainmill_core::parse::number::Number;
 use grainmill_core::parse::wire::Malformed;
 use grainmill_core::read::{FileSet, Files, SourceFile};
+use grainmill_core::varint::read_varint;
 use grainmill_core::{Error, Result};
 
 /// How many bytes a chunk may decode to here, so that unbounded memory fails a run.
@@ -621,7 +622,7 @@ impl ChunkSource for ShortReads<'_> {
     }
 }
 
-/// A varint, which two parsers and a simple reference must read alike.
+/// A varint, which the parsers and a simple reference must read alike.
 fn varints(input: &[u8]) {
     let read = |bits: u32| {
         let mut cursor = Cursor::new(input);
@@ -637,7 +638,8 @@ fn varints(input: &[u8]) {
     let mut source = ShortReads(input);
     let streamed = varint64(&mut source).ok();
     assert_eq!(streamed.map(|value| (value, input.len() - source.0.len())), read(64));
-    if let Some((value, _)) = read(64) {
+    if let Some((value, len)) = read(64) {
+        assert_eq!(read_varint(input), Ok((value, len)));
         assert_eq!(reference_varint(&varint(value), 64).map(|(value, _)| value), Some(value));
     }
 }

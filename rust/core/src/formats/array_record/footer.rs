@@ -3,39 +3,30 @@
 use super::super::offsets::Offsets;
 use super::super::riegeli::varint::Cursor;
 use super::super::riegeli::{ChunkRecords, FormatError};
+use crate::parse::wire::{Content, Fields};
+use crate::varint::read_varint;
 
 /// The number that identifies a postscript.
 pub const MAGIC: u64 = 0x7193_0e70_4fda_e05e;
 /// The only existing version of the layout.
 pub const VERSION: u64 = 1;
 
-/// A field of a message: an integer, or bytes.
-enum Field<'a> {
-    Integer(u64),
-    Bytes(&'a [u8]),
-}
-
 /// Calls `field` with each field of a protocol buffer message.
-#[inline]
-fn fields<'a>(message: &'a [u8], mut field: impl FnMut(u32, Field<'a>)) -> Result<(), FormatError> {
-    let mut cursor = Cursor::new(message);
-    while !cursor.is_empty() {
-        let key = cursor.varint32()?;
-        let value = match key & 7 {
-            0 => Field::Integer(cursor.varint64()?),
-            1 => Field::Bytes(cursor.take(8)?),
-            2 => {
-                let len = cursor.varint32()?;
-                Field::Bytes(cursor.take(u64::from(len))?)
-            }
-            5 => Field::Bytes(cursor.take(4)?),
-            wire => {
-                return Err(FormatError::new(format!("unsupported wire type {wire} in a message")));
-            }
-        };
-        field(key >> 3, value);
+fn fields<'a>(
+    message: &'a [u8],
+    mut field: impl FnMut(u64, Content<'a>),
+) -> Result<(), FormatError> {
+    let mut fields = Fields::of(message);
+    let malformed = |problem| FormatError::new(format!("malformed message: {problem}"));
+    while let Some((number, content)) = fields.next_field().map_err(malformed)? {
+        field(number, content);
     }
     Ok(())
+}
+
+/// The value of a varint that [`fields`] has found.
+fn integer(encoded: &[u8]) -> u64 {
+    read_varint(encoded).map_or(0, |(value, _)| value)
 }
 
 /// The offset of the footer chunk, from the records of the postscript chunk.
@@ -46,8 +37,8 @@ pub fn footer_offset(records: ChunkRecords<'_>) -> Result<u64, FormatError> {
     let record = records.get(0).ok_or(FormatError::fixed("postscript has no record"))?;
     let (mut offset, mut magic) = (None, None);
     fields(record, |number, field| match (number, field) {
-        (1, Field::Integer(value)) => offset = Some(value),
-        (2, Field::Integer(value)) => magic = Some(value),
+        (1, Content::Varint(value)) => offset = Some(integer(value)),
+        (2, Content::Varint(value)) => magic = Some(integer(value)),
         _ => {}
     })?;
     match magic {
@@ -184,7 +175,7 @@ impl FooterParser {
 fn read_metadata(record: &[u8]) -> Result<Footer, FormatError> {
     let mut metadata = None;
     fields(record, |number, field| {
-        if let (1, Field::Bytes(bytes)) = (number, field) {
+        if let (1, Content::Bytes(bytes)) = (number, field) {
             metadata = Some(bytes);
         }
     })?;
@@ -192,10 +183,10 @@ fn read_metadata(record: &[u8]) -> Result<Footer, FormatError> {
     let (mut version, mut footer) = (None, Footer::default());
     let mut options = None;
     fields(metadata, |number, field| match (number, field) {
-        (1, Field::Integer(value)) => version = Some(value),
-        (2, Field::Integer(value)) => footer.num_chunks = value,
-        (3, Field::Integer(value)) => footer.num_records = value,
-        (4, Field::Bytes(bytes)) => options = Some(bytes),
+        (1, Content::Varint(value)) => version = Some(integer(value)),
+        (2, Content::Varint(value)) => footer.num_chunks = integer(value),
+        (3, Content::Varint(value)) => footer.num_records = integer(value),
+        (4, Content::Bytes(bytes)) => options = Some(bytes),
         _ => {}
     })?;
     match version {
@@ -232,8 +223,8 @@ fn read_entry(record: &[u8]) -> Result<(Option<u64>, u64), FormatError> {
 fn read_unusual_entry(record: &[u8]) -> Result<(Option<u64>, u64), FormatError> {
     let (mut offset, mut count) = (None, 0);
     fields(record, |number, field| match (number, field) {
-        (1, Field::Integer(value)) => offset = Some(value),
-        (3, Field::Integer(value)) => count = value,
+        (1, Content::Varint(value)) => offset = Some(integer(value)),
+        (3, Content::Varint(value)) => count = integer(value),
         _ => {}
     })?;
     Ok((offset, count))

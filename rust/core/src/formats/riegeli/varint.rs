@@ -1,24 +1,8 @@
-//! Base-128 varints as in protocol buffers, and a cursor that reads them from memory.
+//! A cursor that reads bytes and varints from memory.
 
 use super::FormatError;
-
-/// The maximum length of a 64-bit varint.
-pub const MAX_VARINT_LEN: usize = 10;
-
-/// How many bytes the shortest varint of `value` takes.
-pub fn varint_len(value: u64) -> usize {
-    (64 - (value | 1).leading_zeros()).div_ceil(7) as usize
-}
-
-/// Appends the shortest varint of `value` to `out`.
-#[expect(clippy::cast_possible_truncation, reason = "only the low seven bits are used")]
-pub fn push_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value > 0x7f {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
+pub use crate::varint::{MAX_VARINT_LEN, push_varint, varint_len};
+use crate::varint::{NoVarint, read_varint_of};
 
 /// Reads bytes from start to end.
 #[derive(Debug, Clone, Copy)]
@@ -78,13 +62,7 @@ impl<'a> Cursor<'a> {
     /// If it is truncated or does not fit 64 bits.
     #[inline]
     pub fn varint64(&mut self) -> Result<u64, FormatError> {
-        match self.rest.first() {
-            Some(&byte) if byte < 0x80 => {
-                self.rest = &self.rest[1..];
-                Ok(u64::from(byte))
-            }
-            _ => self.long_varint(64),
-        }
+        self.varint(64)
     }
 
     /// The next varint of at most 32 bits, which may have redundant bytes.
@@ -92,41 +70,29 @@ impl<'a> Cursor<'a> {
     /// # Errors
     /// If it is truncated or does not fit 32 bits.
     #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "`long_varint` has checked the bits")]
+    #[expect(clippy::cast_possible_truncation, reason = "it has at most 32 bits")]
     pub fn varint32(&mut self) -> Result<u32, FormatError> {
-        match self.rest.first() {
-            Some(&byte) if byte < 0x80 => {
-                self.rest = &self.rest[1..];
-                Ok(u32::from(byte))
-            }
-            _ => self.long_varint(32).map(|value| value as u32),
-        }
+        self.varint(32).map(|value| value as u32)
     }
 
     #[inline]
-    fn long_varint(&mut self, bits: u32) -> Result<u64, FormatError> {
-        let mut value = 0_u64;
-        for (at, &byte) in self.rest.iter().enumerate().take(bits.div_ceil(7) as usize) {
-            let shift = 7 * u32::try_from(at).unwrap_or(u32::MAX);
-            let bits_read = u64::from(byte & 0x7f);
-            if shift + 7 > bits && bits_read >> (bits - shift) != 0 {
-                return Err(too_long(bits));
-            }
-            value |= bits_read << shift;
-            if byte < 0x80 {
-                self.rest = &self.rest[at + 1..];
-                return Ok(value);
-            }
+    fn varint(&mut self, bits: u32) -> Result<u64, FormatError> {
+        if let Some((&byte, rest)) = self.rest.split_first()
+            && byte < 0x80
+        {
+            self.rest = rest;
+            return Ok(u64::from(byte));
         }
-        if self.rest.len() < bits.div_ceil(7) as usize {
-            return Err(FormatError::fixed("varint is truncated"));
-        }
-        Err(too_long(bits))
+        let (value, len) = read_varint_of(bits, self.rest).map_err(|problem| {
+            FormatError::fixed(match problem {
+                NoVarint::Short => "varint is truncated",
+                NoVarint::Long if bits == 32 => "varint exceeds 32 bits",
+                NoVarint::Long => "varint exceeds 64 bits",
+            })
+        })?;
+        self.rest = &self.rest[len..];
+        Ok(value)
     }
-}
-
-fn too_long(bits: u32) -> FormatError {
-    FormatError::fixed(if bits == 32 { "varint exceeds 32 bits" } else { "varint exceeds 64 bits" })
 }
 
 #[cfg(test)]

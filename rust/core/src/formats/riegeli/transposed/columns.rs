@@ -9,6 +9,7 @@ use std::collections::HashMap;
 
 use crate::formats::riegeli::FormatError;
 use crate::formats::riegeli::varint::push_varint;
+use crate::varint::{read_varint_of, varint_len};
 
 /// The maximum depth of split submessages and groups; deeper ones are stored as strings.
 const MAX_DEPTH: usize = 100;
@@ -342,25 +343,9 @@ fn parse_field(bytes: &[u8], pos: &mut usize) -> Option<(u32, usize)> {
 /// A varint of at most `bits` bits, in its shortest encoding.
 #[inline]
 fn canonical(bytes: &[u8], pos: &mut usize, bits: u32) -> Option<u64> {
-    let first = *bytes.get(*pos)?;
-    if first < 0x80 {
-        *pos += 1;
-        return Some(u64::from(first));
-    }
-    let (mut value, mut shift) = (u64::from(first & 0x7f), 7);
-    loop {
-        let byte = *bytes.get(*pos + shift as usize / 7)?;
-        let low_bits = u64::from(byte & 0x7f);
-        if shift >= bits || (shift + 7 > bits && low_bits >> (bits - shift) != 0) {
-            return None;
-        }
-        value |= low_bits << shift;
-        shift += 7;
-        if byte < 0x80 {
-            *pos += shift as usize / 7;
-            return (byte != 0).then_some(value);
-        }
-    }
+    let (value, len) = read_varint_of(bits, bytes.get(*pos..)?).ok()?;
+    *pos += len;
+    (len == varint_len(value)).then_some(value)
 }
 
 /// A number of nodes, tokens or columns: each has at least one byte of a chunk.

@@ -9,7 +9,8 @@ use super::super::super::record_limit::{check_decoded_len, max_decoded_len};
 use super::super::FormatError;
 use super::super::chunk::ChunkHeader;
 use super::super::decompress::{Decompressor, codec, reserve};
-use super::super::varint::{Cursor, MAX_VARINT_LEN};
+use super::super::varint::Cursor;
+use crate::varint::{MAX_VARINT_LEN, encode_varint};
 
 /// The memory for a chunk's layout as a multiple of its length: one byte can be the length of a
 /// bucket or buffer, two can be a state.
@@ -279,7 +280,7 @@ impl State {
         }
         // The end of a submessage has wire type 6 instead of 2.
         let written = if matches!(action, Action::SubmessageEnd) { tag - 4 } else { tag };
-        let (bytes, tag_len) = varint_bytes(u64::from(written));
+        let (bytes, tag_len) = encode_varint(u64::from(written));
         let mut tag = [0; 5];
         tag.copy_from_slice(&bytes[..5]);
         Ok(Self { action, tag, tag_len, implicit, buffer, next: target })
@@ -399,7 +400,7 @@ impl<'a> Output<'a> {
             Action::SubmessageStart => {
                 let (tag, tag_len, before) =
                     self.open.pop().ok_or(FormatError::fixed("submessage start without an end"))?;
-                let (len, len_len) = varint_bytes((self.reversed.len() - before) as u64);
+                let (len, len_len) = encode_varint((self.reversed.len() - before) as u64);
                 self.prepend(&len[..usize::from(len_len)])?;
                 self.prepend(&tag[..usize::from(tag_len)])
             }
@@ -491,17 +492,4 @@ impl<'a> Output<'a> {
         }
         Ok(())
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "only the low seven bits are used")]
-fn varint_bytes(mut value: u64) -> ([u8; MAX_VARINT_LEN], u8) {
-    let mut bytes = [0; MAX_VARINT_LEN];
-    let mut len = 0_u8;
-    while value > 0x7f {
-        bytes[usize::from(len)] = value as u8 | 0x80;
-        value >>= 7;
-        len += 1;
-    }
-    bytes[usize::from(len)] = value as u8;
-    (bytes, len + 1)
 }
