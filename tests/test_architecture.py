@@ -24,6 +24,7 @@ SOURCES = [
 ELSEWHERE = {
     # Crates and functions that were not taken.
     *("sonic-rs", "get_many", "simd-json", "jiter", "bitvec", "lexical-parse-float"),
+    *("libjpeg-turbo-rs", "turbojpeg", "mozjpeg-sys", "kamadak-exif", "memmap2", "quick_cache"),
     # Of the shell, and of a page's text.
     *("cd", "area"),
 }
