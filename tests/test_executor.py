@@ -2,6 +2,7 @@
 
 import threading
 import time
+import types
 
 import effort
 import numpy as np
@@ -12,7 +13,7 @@ from under_test import INLINE
 
 import grainmill as grain
 from grainmill._evaluate.batches.batch_blocks import byte_len
-from grainmill._evaluate.prefetch import executor, thread_pool
+from grainmill._evaluate.prefetch import executor, thread_pool, tuning
 from grainmill._evaluate.prefetch.thread_policy import ThreadPolicy
 from grainmill._evaluate.program import Program
 
@@ -340,6 +341,50 @@ def test_no_more_is_started_once_the_awaited_block_is_ready(monkeypatch):
         assert next(iterator) == taken
         assert len(begun) <= 40 + 3 * taken
     iterator.close()
+
+
+class Far:
+    """Numbers that are far away, and how many reads of them are started and not finished."""
+
+    _waits_for_storage = True
+
+    def __init__(self):
+        self.blocks, self.num_started = [], []
+        self._num_open = 0
+
+    def __len__(self):
+        return 100_000
+
+    def __getitem__(self, index):
+        return index
+
+    def _start_reads(self, indices):
+        self._num_open += len(indices)
+        self.blocks.append(len(indices))
+        self.num_started.append(self._num_open)
+        return types.SimpleNamespace(indices=indices, wait=lambda: time.sleep(0.001))
+
+    def _finish_reads(self, reads):
+        self._num_open -= len(reads.indices)
+        return reads.indices
+
+
+@pytest.mark.parametrize("num_threads", [0, 4])
+@pytest.mark.parametrize("batch_size", [0, 1, 7, 64, 200])
+def test_blocks_of_far_records_wait_for_few_reads_of_each_other(num_threads, batch_size):
+    source = Far()
+    ds = grain.MapDataset.source(source).map(lambda x: x)
+    if batch_size:
+        ds = ds.batch(batch_size)
+    count = 6000
+    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=10_000)
+    with iter(ds.to_iter_dataset(options)) as iterator:
+        for start in range(0, count, max(1, batch_size)):
+            expected = range(start, start + batch_size) if batch_size else start
+            np.testing.assert_array_equal(next(iterator), expected)
+    longest = max(tuning.MAX_READS_STARTED // 2, batch_size)
+    assert longest // 2 < max(source.blocks) <= longest
+    assert tuning.MAX_READS_STARTED <= max(source.num_started) < tuning.MAX_READS_STARTED + longest
 
 
 @pytest.mark.parametrize("num_threads", [1, 4, 16])

@@ -31,6 +31,8 @@ class Files:
         files = self
 
         class Pending:
+            num_reads = len(index)
+
             def finish(self):
                 return files.read(index)
 

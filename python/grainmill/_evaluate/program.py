@@ -121,11 +121,6 @@ class Program:
         may_be_slow = self.may_be_slow
         return bool(may_be_slow) and any(source.waits_for_storage for source in may_be_slow)
 
-    @property
-    def is_partly_near(self) -> bool:
-        """Whether a part of what it reads is on fast storage."""
-        return any(source.is_partly_near for source in self.may_be_slow)
-
     def computing(self, first: int, last: int) -> tuple[str, list[str]]:
         """What computes the elements `first` to `last`, and further lines on them, as text."""
         return computing(self._node, first, last)
@@ -241,6 +236,11 @@ class PendingElements:
         for request in self.requests.values():
             request.start()
         return self
+
+    @property
+    def num_reads(self) -> int:
+        """See `PendingRequest`."""
+        return sum(request.num_reads for request in (self.requests or {}).values())
 
     def start_beyond(self) -> Any:
         """See `ElementSource.start_beyond`."""

@@ -229,12 +229,6 @@ impl PyRecordFiles {
         self.0.is_slow()
     }
 
-    /// Whether recent reads from some storage of theirs did not have to wait.
-    #[getter]
-    fn has_fast(&self) -> bool {
-        self.0.has_fast()
-    }
-
     /// Reads so far, their bytes, how many of them were timed, and the seconds those took.
     fn read_totals(&self) -> (u64, u64, u64, f64) {
         let totals = self.0.read_totals();
@@ -284,19 +278,20 @@ impl PyRecordFiles {
                 Err(unready) => Prepared::Unready(sorted, unready),
             })
         });
-        let in_flight = match wait_for(py, plan)? {
+        let (in_flight, num_reads) = match wait_for(py, plan)? {
             Prepared::Planned((plan, lens)) => {
                 let (preallocated, slots) = slots(py, lens)?;
+                let num_reads = plan.num_slow_reads();
                 let pending = py.detach(|| read::start(plan, slots, queue));
-                InFlight { pending: Arc::new(pending), preallocated }
+                (InFlight { pending: Arc::new(pending), preallocated }, num_reads)
             }
             Prepared::Unready(sorted, unready) => {
                 let preallocated = std::iter::repeat_with(|| None).take(positions.len()).collect();
                 let start = || read::start_unready(files, sorted, unready, queue);
-                InFlight { pending: Arc::new(py.detach(start)), preallocated }
+                (InFlight { pending: Arc::new(py.detach(start)), preallocated }, positions.len())
             }
         };
-        Ok(PyPendingRead(Mutex::new(Some(in_flight))))
+        Ok(PyPendingRead { in_flight: Mutex::new(Some(in_flight)), num_reads })
     }
 }
 
@@ -466,14 +461,19 @@ fn shared_index_bytes() -> u64 {
 
 /// Records that are being read in the background.
 #[pyclass(frozen, name = "PendingRead", module = "grainmill._native")]
-pub(crate) struct PyPendingRead(Mutex<Option<InFlight>>);
+pub(crate) struct PyPendingRead {
+    in_flight: Mutex<Option<InFlight>>,
+    /// How many reads of slow storage were started; as many as records where that is not planned yet.
+    #[pyo3(get)]
+    num_reads: usize,
+}
 
 #[pymethods]
 impl PyPendingRead {
     /// Waits for the records and returns them in the order requested; can be called once, or again if
     /// that was interrupted.
     fn finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(in_flight) = lock().take() else {
             let message =
                 "`finish` returns the records of a read once, but was called again".to_owned();

@@ -56,16 +56,20 @@ class _Block:
     Attributes:
         start: Its first position.
         count: Its number of positions.
+        num_reads: How many reads of slow storage were started for it.
         task: Computes it.
         output: The elements so far, where they are computed one by one.
         num_taken: How many of those were delivered.
     """
 
-    __slots__ = ("count", "num_taken", "output", "start", "task")
+    __slots__ = ("count", "num_reads", "num_taken", "output", "start", "task")
 
-    def __init__(self, start: int, count: int, task: Task, output: list[Any]) -> None:
+    def __init__(
+        self, start: int, count: int, task: Task, output: list[Any], num_reads: int = 0
+    ) -> None:
         self.start = start
         self.count = count
+        self.num_reads = num_reads
         self.task = task
         self.output = output
         self.num_taken = 0
@@ -148,6 +152,7 @@ class Executor(Blocks):
         self._num_submitted = 0  # tasks ahead that threads compute or have computed
         self._stall = Stall(self, Executor._awaited_block, options)
         self._element_bytes = mean = program.mean_byte_len
+        self._reads_per_element = float(program.num_records)  # of the last block that started some
         self.meter.threads = weak_call(self, Executor._thread_use, NO_POOL)
         if self._num_threads:
             self._max_request = block_len(mean, tuning.MAX_REQUESTED, tuning.HAND_OVER_BYTES)
@@ -401,12 +406,8 @@ class Executor(Blocks):
         is_slow = self._program.waits_for_storage
         prefetches = self._pool is not None or (self.buffer_size and is_slow)
         # Reads started beyond this limit would only delay those needed next.
-        num_records = self._program.num_records
-        records = sum(block.count for block in self._unfinished()) * num_records if is_slow else 0
-        max_records = tuning.MAX_RECORDS_IN_FLIGHT
-        if is_slow and self._program.is_partly_near:
-            max_records *= tuning.MIXED_TIMES
-        max_blocks = tuning.MAX_BLOCKS_IN_FLIGHT
+        max_reads, max_blocks = tuning.MAX_READS_STARTED, tuning.MAX_BLOCKS_IN_FLIGHT
+        num_reads = sum(block.num_reads for block in self._unfinished()) if is_slow else 0
         by_lists = self._program.reads_lists
         if self._pace.element_s is None and not is_slow:
             # Until the first element is there, nothing is known of their size.
@@ -417,7 +418,7 @@ class Executor(Blocks):
         for number in itertools.count():
             if not self._ahead.may_add(1, bound, self.position):
                 return  # before the length of a block is looked for that would not start
-            is_enough = records >= max_records if is_slow else number >= max_blocks
+            is_enough = num_reads >= max_reads if is_slow else number >= max_blocks
             if self._ahead.tasks and (is_enough or not prefetches):
                 return
             if self._ahead.tasks and is_slow and not self._program.has_room:
@@ -425,11 +426,18 @@ class Executor(Blocks):
             if number and self._ahead.tasks[0].is_done and not self._ahead.tasks[-1].is_done:
                 return  # starting reads takes a while, and others are in flight
             start = self._ahead.until
-            count = self._block_len(start, size)
+            count = self._block_len(start, self._read_together(size, whole=whole))
             as_batches = whole and not self._len_to_batch_start(start)
             begin = functools.partial(self._start_block, start, count, as_batches=as_batches)
             yield Planned(count, bound, begin)
-            records += count * num_records
+            num_reads += self._ahead.tasks[-1].num_reads
+
+    def _read_together(self, size: int, *, whole: bool) -> int:
+        """How many of `size` elements one block reads where storage is slow."""
+        if not self._program.waits_for_storage or not self._reads_per_element:
+            return size
+        most = int(tuning.MAX_READS_STARTED / 2 / self._reads_per_element)
+        return min(size, max(1, most // self.batch_size) * self.batch_size if whole else max(1, most))
 
     def _thread_use(self) -> PoolUse:
         """See `ReadMeter.threads`; on any thread."""
@@ -452,7 +460,8 @@ class Executor(Blocks):
             batch_size = self.batch_size if as_batches else 0
             elements = functools.partial(_elements, pending, output, batch_size)
             task = Task(elements, pending.wait, count * self._num_records)
-            block = _Block(start, count, task, output)
+            block = _Block(start, count, task, output, pending.num_reads)
+            self._reads_per_element = block.num_reads / count
         self._ahead.add(block)
         self._submit_affordable()
         if self.buffer_size and self._program.reads_beyond:

@@ -88,6 +88,11 @@ class CacheSource(ElementSource["Indices"]):
         stored = self._store.start_read(request, self._reads) if self._store.is_slow else None
         return _CacheReads(missing, computed, stored)
 
+    def num_reads(self, request: Indices, reads: _CacheReads) -> int:
+        """See `ElementSource.num_reads`."""
+        num_stored = 0 if reads.stored is None else len(request) - len(reads.missing)
+        return reads.computed.num_reads + num_stored
+
     def read(self, request: Indices, reads: _CacheReads | None = None) -> Evaluated:
         """See `ElementSource.read`."""
         missing, pending, stored = self.started(request) if reads is None else reads

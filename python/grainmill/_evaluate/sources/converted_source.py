@@ -53,6 +53,10 @@ class ConvertedRecords(ElementSource[ConvertedRequest]):
         """See `ElementSource.started`."""
         return PendingRequest(self._records, request[1]).start() if self.files.is_slow else None
 
+    def num_reads(self, request: ConvertedRequest, reads: PendingRequest) -> int:
+        """See `ElementSource.num_reads`."""
+        return reads.num_reads
+
     def read(self, request: ConvertedRequest, reads: PendingRequest | None = None) -> Evaluated:
         """See `ElementSource.read`."""
         index, numbers = request

@@ -47,6 +47,11 @@ class PendingRequest:
         source = self._source
         return source.start_beyond(self._request) if source.reads_beyond else None
 
+    @property
+    def num_reads(self) -> int:
+        """How many reads were started that wait for storage, and for none of a limit of their source."""
+        return 0 if self._reads is None else self._source.num_reads(self._request, self._reads)
+
     def wait(self) -> None:
         """Waits for the reads; may be called again, also after an interrupt.
 
@@ -95,11 +100,6 @@ class ElementSource(abc.ABC, Generic[Request]):
         return [self] if has_own else []
 
     @property
-    def is_partly_near(self) -> bool:
-        """Whether its storage, or a part of it, is fast."""
-        return not self.waits_for_storage
-
-    @property
     def has_room(self) -> bool:
         """Whether there is memory to start further reads on slow storage."""
         return True
@@ -123,6 +123,10 @@ class ElementSource(abc.ABC, Generic[Request]):
     def started(self, request: Request) -> Any:
         """What `start` returns, where storage is slow."""
         return None
+
+    def num_reads(self, request: Request, reads: Any) -> int:
+        """See `PendingRequest`; of `reads`, which `started` returned."""
+        return 0
 
     def start_beyond(self, request: Request) -> Any:
         """Starts reads that help to read these elements later, if there is memory for them.
@@ -189,7 +193,8 @@ class BigRangeSource(ElementSource[Indices]):
 class _FileReads:
     """Records that are being read; those that were are kept."""
 
-    def __init__(self, finish: Callable[[], Evaluated]) -> None:
+    def __init__(self, finish: Callable[[], Evaluated], num_reads: int) -> None:
+        self.num_reads = num_reads
         self._finish = finish
         self._records: Evaluated | None = None
 
@@ -234,11 +239,6 @@ class FileSource(ElementSource[Indices]):
         """See `ElementSource.waits_for_storage`."""
         return self.files.is_slow
 
-    @property
-    def is_partly_near(self) -> bool:
-        """See `ElementSource.is_partly_near`."""
-        return self.files.has_fast
-
     def request(self, index: Indices, datasets: DatasetNumbers | None) -> Indices:
         """See `ElementSource.request`."""
         return index if self._numbers_of is None else self._numbers_of(index)
@@ -248,7 +248,11 @@ class FileSource(ElementSource[Indices]):
         if not self.files.is_slow:
             return None
         read = self.files.start(request, self._reads)
-        return _FileReads(functools.partial(self._read, request, read))
+        return _FileReads(functools.partial(self._read, request, read), read.num_reads)
+
+    def num_reads(self, request: Indices, reads: _FileReads) -> int:
+        """See `ElementSource.num_reads`."""
+        return reads.num_reads
 
     def read(self, request: Indices, reads: _FileReads | None = None) -> Evaluated:
         """See `ElementSource.read`; where storage is slow, reads are concurrent."""
@@ -350,6 +354,10 @@ class PrefetchedObjectSource(BlockObjectSource):
         """See `ElementSource.started`."""
         return self._source._start_reads(request.tolist()) if self.waits_for_storage else None  # noqa: SLF001
 
+    def num_reads(self, request: Indices, reads: Any) -> int:
+        """See `ElementSource.num_reads`."""
+        return len(request)
+
     def read(self, request: Indices, reads: Any = None) -> Evaluated:
         """See `ElementSource.read`."""
         if reads is not None:
@@ -429,6 +437,10 @@ class GatheringSource(ElementSource[Request]):
     def started(self, request: Request) -> Gathered | None:
         """See `ElementSource.started`."""
         return Gathered(*self.gathered(request)).start() if self.waits_for_storage else None
+
+    def num_reads(self, request: Request, reads: Gathered) -> int:
+        """See `ElementSource.num_reads`."""
+        return sum(part.num_reads for part in reads.parts)
 
     def start_beyond(self, request: Request) -> Any:
         """See `ElementSource.start_beyond`."""

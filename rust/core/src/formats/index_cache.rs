@@ -35,6 +35,12 @@ pub fn cached_bytes() -> usize {
     with_cache(|cache| cache.byte_len())
 }
 
+/// How many offsets of files that are opened are kept though nobody may read these: an eighth of the
+/// memory that all may take.
+pub(super) fn room() -> u64 {
+    ((budget() / 8).saturating_sub(cached_bytes()) / size_of::<u32>()) as u64
+}
+
 #[derive(Debug, Default)]
 struct IndexCache {
     in_memory: Lru<u64, Arc<Offsets>>,

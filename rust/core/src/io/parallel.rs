@@ -10,7 +10,7 @@ use crate::lock::lock;
 use crate::{Error, Result, interrupt};
 
 /// The maximum number of threads where an item takes long and where it does not.
-const MAX_THREADS_SLOW: usize = 128;
+const MAX_THREADS_SLOW: usize = 256;
 const MAX_THREADS_FAST: usize = 16;
 /// An item that takes at least this takes long.
 const SLOW: Duration = Duration::from_millis(1);

@@ -319,11 +319,6 @@ impl Files {
         self.set.latencies.iter().any(|latency| latency.is_slow())
     }
 
-    /// Whether recent reads from a storage of theirs did not have to wait.
-    pub fn has_fast(&self) -> bool {
-        self.set.latencies.iter().any(|latency| !latency.is_slow())
-    }
-
     /// The reads so far of these files, by all users of their [`set`](Self::set).
     pub fn read_totals(&self) -> ReadTotals {
         self.set.latencies.iter().map(|latency| latency.totals()).fold(

@@ -193,6 +193,11 @@ impl Plan {
         self.latencies.iter().any(|latency| latency.is_slow())
     }
 
+    /// How many reads of slow storage it has.
+    pub fn num_slow_reads(&self) -> usize {
+        (0..self.reads.len()).filter(|&at| self.file_of(at).latency.is_slow()).count()
+    }
+
     /// The file of read number `at`.
     pub(crate) fn file_of(&self, at: usize) -> &PlannedFile {
         &self.files[self.picks[self.reads[at].picks.start].file as usize]

@@ -71,9 +71,6 @@ impl Plan {
     ) -> Result<Outcome<S>> {
         let PlanSpan { reads, mut slots } = span;
         let picks = self.picks_of(&reads);
-        let may_stop = may_stop
-            && self.reads.get(reads.start).is_some()
-            && !self.file_of(reads.start).latency.is_slow();
         let mut sink = Sink {
             slots: &mut slots,
             unused_slot: None,

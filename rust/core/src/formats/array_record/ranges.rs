@@ -42,10 +42,10 @@ impl RangeReader for Forward<'_> {
     }
 }
 
-/// A file whose last bytes are in memory.
+/// A file whose last bytes are in memory, and of whose others an index is read.
 #[derive(Debug)]
 pub(super) struct FileTail<'a> {
-    reader: Reader<'a>,
+    before: Forward<'a>,
     /// The bytes from `begin` on.
     bytes: Vec<u8>,
     begin: u64,
@@ -58,12 +58,12 @@ impl<'a> FileTail<'a> {
         let begin = byte_len - len as u64;
         let mut bytes = vec![0; len];
         reader.read_at(&mut bytes, begin)?;
-        Ok(Self { reader, bytes, begin })
+        Ok(Self { before: Forward::new(reader, begin), bytes, begin })
     }
 
-    /// With none of the file in memory.
-    pub(super) fn empty(reader: Reader<'a>) -> Self {
-        Self { reader, bytes: Vec::new(), begin: u64::MAX }
+    /// With none of the file in memory, of which nothing from `end` on is used.
+    pub(super) fn empty(reader: Reader<'a>, end: u64) -> Self {
+        Self { before: Forward::new(reader, end), bytes: Vec::new(), begin: u64::MAX }
     }
 }
 
@@ -71,8 +71,10 @@ impl RangeReader for FileTail<'_> {
     fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
         let missing = usize::try_from(self.begin.saturating_sub(at)).unwrap_or(usize::MAX);
         let (before, rest) = out.split_at_mut(missing.min(out.len()));
-        if !before.is_empty() {
-            self.reader.read_at(before, at)?;
+        if (1..=MAX_DATA_AT).contains(&before.len()) {
+            self.before.reader.read_at(before, at)?; // a header may be all that is needed
+        } else if !before.is_empty() {
+            self.before.read_at(before, at)?;
         }
         if rest.is_empty() {
             return Ok(());
@@ -83,7 +85,7 @@ impl RangeReader for FileTail<'_> {
                 rest.copy_from_slice(bytes);
                 Ok(())
             }
-            None => self.reader.read_at(rest, at.max(self.begin)),
+            None => self.before.reader.read_at(rest, at.max(self.begin)),
         }
     }
 }

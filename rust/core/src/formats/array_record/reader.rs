@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::super::decode_scratch::DecodeScratch;
 use super::super::format::{Format, OpenedFile};
-use super::super::index_cache::IndexHandle;
+use super::super::index_cache::{self, IndexHandle};
 use super::super::offsets::Offsets;
 use super::super::record_file::{DirectRead, Pick, RecordFile};
 use super::super::riegeli::block::BLOCK_LEN;
@@ -22,7 +22,8 @@ use crate::io::storage_latency::StorageLatency;
 use crate::{Error, Result};
 
 /// Opening a file of up to this many chunks caches their offsets, as does opening one that is read
-/// next; in others they are loaded with the first record.
+/// next, and one with more while there is [room](index_cache::room); in others they are loaded with the
+/// first record.
 const MAX_EAGER_CHUNKS: u64 = 4096;
 /// How many bytes are read first when a file is opened: the last block, and the one before it, which
 /// holds the footer of a file of a few thousand chunks and the padding after it.
@@ -69,7 +70,8 @@ impl ArrayRecordFile {
             let text = format!("must begin before the postscript at byte {}", footer_extent.end);
             return Err(in_footer(&*stored, footer_offset, FormatError::new(text).into()));
         }
-        let max_offsets = if load_index { u64::MAX } else { MAX_EAGER_CHUNKS };
+        let max_offsets =
+            if load_index { u64::MAX } else { MAX_EAGER_CHUNKS.max(index_cache::room()) };
         let Index { header, footer, offsets: found } =
             read_index(&tail, &footer_extent, max_offsets)
                 .map_err(|error| in_footer(&*stored, footer_offset, error))?;
@@ -110,7 +112,7 @@ impl ArrayRecordFile {
     fn load(&self, latency: &StorageLatency) -> Result<Arc<Offsets>> {
         let handle =
             FileHandle::open(&*self.stored, latency, false, |reader| self.is_same(reader))?;
-        let tail = FileTail::empty(handle.reader(latency));
+        let tail = FileTail::empty(handle.reader(latency), self.footer_extent.end);
         let index = read_index(&tail, &self.footer_extent, u64::MAX)
             .map_err(|error| in_footer(&*self.stored, self.footer_extent.start, error))?;
         match index.offsets {
@@ -194,15 +196,14 @@ impl RecordFile for ArrayRecordFile {
     }
 
     fn is_same(&self, reader: Reader<'_>) -> Result<bool> {
-        let tail = FileTail::empty(reader);
-        let footer = find_footer(&tail, self.stored.byte_len())?;
+        let footer = find_footer(&reader, self.stored.byte_len())?;
         if footer != Ok(self.footer_extent.clone()) {
             return Ok(false);
         }
-        let header = read_header(&tail, self.footer_extent.clone())?.map(|opened| opened.header);
+        let header = read_header(&reader, self.footer_extent.clone())?.map(|opened| opened.header);
         let same_chunk = match self.first_read.get() {
             Some(&(begin, header)) => {
-                let found = read_header(&tail, begin..self.footer_extent.start)?;
+                let found = read_header(&reader, begin..self.footer_extent.start)?;
                 found.map(|opened| opened.header) == Ok(header)
             }
             None => true,
