@@ -19,6 +19,7 @@ use crate::cache::{Claim, Estimate, Key, Slot};
 use crate::decode::Unit;
 use crate::fetch::{Fetched, MAX_SLOW_GAP, joined};
 use crate::files::{ParquetFiles, Pick};
+use crate::placings::Placing;
 use crate::plan::UnitFinder;
 use crate::room::Held;
 
@@ -74,8 +75,8 @@ enum Stage {
 enum Task {
     /// Open the file of this number.
     Open(usize),
-    /// Find the pages of a column of a row group, or of all columns that have an index.
-    Place { file: u32, row_group: usize, column: Option<usize> },
+    /// Find pages.
+    Place(Placing),
     /// Make a request, and decode the units for which it was the last.
     Fetch(Request),
 }
@@ -163,15 +164,22 @@ impl Drop for Ahead {
 impl Job for AheadJob {
     fn run_next(self: Arc<Self>) {
         let Some(task) = lock(&self.todo).pop_front() else { return };
-        // Even if it is abandoned, another job may wait for what it fetches.
-        if !self.is_abandoned.load(Ordering::Relaxed) || matches!(task, Task::Fetch(_)) {
+        // Even if it is abandoned, another job may wait for what it finds or fetches.
+        let is_needed = match &task {
+            Task::Open(_) => false,
+            Task::Place(placing) => self.files.placings().is_awaited(*placing),
+            Task::Fetch(_) => true,
+        };
+        if is_needed || !self.is_abandoned.load(Ordering::Relaxed) {
             // What fails here is raised where the rows are read.
             let _ = catch_unwind(AssertUnwindSafe(|| self.run(&task)));
         }
-        drop(task);
-        if self.num_left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.go_on();
+        if let Task::Place(placing) = task {
+            let held = lock(&self.progress).held.get(&placing.file).cloned();
+            self.files.placings().end(placing, &held.unwrap_or_default());
         }
+        drop(task);
+        self.end_task();
     }
 }
 
@@ -202,12 +210,13 @@ impl AheadJob {
     /// Begins the next stage that has tasks, when none of the last one is left.
     fn go_on(self: &Arc<Self>) {
         while let Some(stage) = self.next_stage() {
+            self.num_left.store(1, Ordering::Release); // this call
             // What fails here is raised where the rows are read.
             let tasks = catch_unwind(AssertUnwindSafe(|| self.tasks_of(stage)));
-            match tasks.ok().and_then(Result::ok).flatten() {
-                Some(tasks) if tasks.is_empty() => {}
-                Some(tasks) => return self.add(tasks),
-                None => break,
+            let Some(tasks) = tasks.ok().and_then(Result::ok).flatten() else { break };
+            self.add(tasks);
+            if self.num_left.fetch_sub(1, Ordering::AcqRel) > 1 {
+                return;
             }
         }
         let mut progress = lock(&self.progress);
@@ -224,16 +233,23 @@ impl AheadJob {
         (!self.is_abandoned.load(Ordering::Relaxed)).then_some(stage)
     }
 
-    /// Adds all tasks of a stage, of which there are some.
+    /// Counts a task of this stage as finished.
+    fn end_task(self: &Arc<Self>) {
+        if self.num_left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.go_on();
+        }
+    }
+
+    /// Adds tasks of a stage.
     fn add(self: &Arc<Self>, tasks: Vec<Task>) {
         let count = tasks.len();
-        self.num_left.store(count, Ordering::Release);
+        self.num_left.fetch_add(count, Ordering::AcqRel);
         lock(&self.todo).extend(tasks);
         self.queue.submit(Arc::clone(self) as Arc<dyn Job>, count);
     }
 
     /// The tasks of a stage; None if the job ends before it.
-    fn tasks_of(&self, stage: Stage) -> Result<Option<Vec<Task>>> {
+    fn tasks_of(self: &Arc<Self>, stage: Stage) -> Result<Option<Vec<Task>>> {
         match stage {
             Stage::Open => Ok(self.opens()),
             Stage::Place => self.places(),
@@ -264,18 +280,18 @@ impl AheadJob {
             && num_rows / MAX_SCATTER > num_positions as u64
     }
 
-    /// The columns of row groups whose pages are not known.
-    fn places(&self) -> Result<Option<Vec<Task>>> {
+    /// The columns of row groups whose pages are not known; waits for those that another job finds.
+    fn places(self: &Arc<Self>) -> Result<Option<Vec<Task>>> {
         let picks = self.files.picks(&self.positions)?;
         let mut groups: Vec<(u32, u32)> =
             picks.iter().map(|pick| (pick.file, pick.row_group)).collect();
         groups.sort_unstable();
         groups.dedup();
-        let mut tasks = Vec::new();
+        let mut unknown = Vec::new();
         let (mut num_unknown, mut num_rows) = (0, 0_u64);
         for (number, row_group) in groups {
             let (file, row_group) = (self.files.file(number as usize)?, row_group as usize);
-            let num_tasks = tasks.len();
+            let num_before = unknown.len();
             let mut has_indexed = false;
             for &column in &self.columns {
                 if file.placed(row_group, column).is_some() {
@@ -287,14 +303,29 @@ impl AheadJob {
                 }
                 has_indexed |= is_indexed;
                 let column = (!is_indexed).then_some(column);
-                tasks.push(Task::Place { file: number, row_group, column });
+                unknown.push(Placing { file: number, row_group, column });
             }
-            if tasks.len() > num_tasks {
+            if unknown.len() > num_before {
                 num_unknown += 1;
                 num_rows = num_rows.saturating_add(file.group_len(row_group));
             }
         }
-        Ok((!self.is_scattered(num_unknown, num_rows)).then_some(tasks))
+        if self.is_scattered(num_unknown, num_rows) {
+            return Ok(None);
+        }
+        unknown.retain(|&placing| {
+            self.files.placings().begin(placing, || {
+                self.num_left.fetch_add(1, Ordering::AcqRel);
+                let job = Arc::clone(self);
+                Box::new(move |held| {
+                    let mut progress = lock(&job.progress);
+                    progress.held.entry(placing.file).or_default().extend_from_slice(held);
+                    drop(progress);
+                    job.end_task();
+                })
+            })
+        });
+        Ok(Some(unknown.into_iter().map(Task::Place).collect()))
     }
 
     /// Claims the units of `picks` that nobody decodes yet.
@@ -345,7 +376,7 @@ impl AheadJob {
     fn run(&self, task: &Task) -> Result<()> {
         match task {
             &Task::Open(number) => self.files.file(number).map(drop),
-            &Task::Place { file: number, row_group, column } => {
+            &Task::Place(Placing { file: number, row_group, column }) => {
                 let file = self.files.file(number as usize)?;
                 let held = self.files.place(file, row_group, column, &self.columns)?;
                 lock(&self.progress).held.entry(number).or_default().extend(held);

@@ -14,6 +14,7 @@ use crate::cache::Cache;
 use crate::fetch::OpenFile;
 use crate::file::ParquetFile;
 use crate::file_table::FileTable;
+use crate::placings::Placings;
 use crate::room::{Held, Room};
 use crate::schema::Choice;
 
@@ -29,6 +30,7 @@ pub struct ParquetFiles {
     starts: Vec<u64>,
     cache: Cache,
     room: PerProcess<Arc<Room>>,
+    placings: PerProcess<Placings>,
 }
 
 /// A requested row: its file, row group, and number in it.
@@ -68,7 +70,9 @@ impl ParquetFiles {
             starts.push(next);
         }
         let cache = Cache::new(cache_bytes);
-        Ok(Self { table, starts, cache, room: PerProcess::new(Default::default) })
+        let (room, placings) =
+            (PerProcess::new(Default::default), PerProcess::new(Default::default));
+        Ok(Self { table, starts, cache, room, placings })
     }
 
     /// How many rows there are.
@@ -193,6 +197,11 @@ impl ParquetFiles {
         columns: &[usize],
     ) -> Result<Vec<Held>> {
         file.place(row_group, column, columns, self.table.latency(), self.room.get())
+    }
+
+    /// What is being found by jobs.
+    pub(crate) fn placings(&self) -> &Placings {
+        self.placings.get()
     }
 
     pub(crate) fn cache(&self) -> &Cache {

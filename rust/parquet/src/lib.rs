@@ -23,6 +23,7 @@ mod int96;
 mod layout;
 mod pages;
 mod parts;
+mod placings;
 mod plan;
 mod read;
 mod room;

@@ -437,7 +437,9 @@ class Executor(Blocks):
         if not self._program.waits_for_storage or not self._reads_per_element:
             return size
         most = int(tuning.MAX_READS_STARTED / 2 / self._reads_per_element)
-        return min(size, max(1, most // self.batch_size) * self.batch_size if whole else max(1, most))
+        return min(
+            size, max(1, most // self.batch_size) * self.batch_size if whole else max(1, most)
+        )
 
     def _thread_use(self) -> PoolUse:
         """See `ReadMeter.threads`; on any thread."""
