@@ -62,8 +62,8 @@ SMALL_TIMES: Final = 8
 # block that are ready.
 POLL_S: Final = 0.02
 # The limit on blocks in flight, so that the first element does not wait for hundreds of others. On
-# slow storage it is the number of reads instead: twice the default limit of those that run at a time.
-# A block has half of them at most, since its first element waits for its last read.
+# slow storage it is the number of reads instead: twice as many as may run at a time by default. A
+# block has half of them at most, since its first element waits for its last read.
 MAX_BLOCKS_IN_FLIGHT: Final = 16
 MAX_READS_STARTED: Final = 256
 

@@ -49,7 +49,7 @@ class PendingRequest:
 
     @property
     def num_reads(self) -> int:
-        """How many reads were started that wait for storage, and for none of a limit of their source."""
+        """How many reads of slow storage were started, if the source does not limit them."""
         return 0 if self._reads is None else self._source.num_reads(self._request, self._reads)
 
     def wait(self) -> None:
