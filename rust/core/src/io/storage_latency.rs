@@ -18,7 +18,8 @@ const WEIGHT_PER_MS: u32 = 8;
 const NS_PER_MS: u64 = 1_000_000;
 const MAX_MS: u64 = 3;
 /// Slow reads with this total weight classify storage as slow. A thread preempted during a read
-/// adds less than this, and a few fast reads cancel it.
+/// adds less than this, and a few fast reads cancel it. Only the first read of all classifies it alone,
+/// if it takes a millisecond: what opens a file comes before what many reads wait for.
 const SLOW_WEIGHT: u32 = 4 * WEIGHT_PER_MS;
 /// The limit of the weight: this many fast reads classify storage as fast again.
 const MAX_WEIGHT: u32 = 2 * SLOW_WEIGHT;
@@ -78,8 +79,9 @@ impl LatencyStats {
     pub fn after(mut self, elapsed: Duration, len: usize) -> Self {
         if is_slow_read(elapsed, len) {
             let nanos = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-            let millis = (nanos / NS_PER_MS).clamp(1, MAX_MS);
-            let millis = u32::try_from(millis).unwrap_or(1);
+            let millis = nanos / NS_PER_MS;
+            self.is_slow |= self == Self::default() && millis > 0;
+            let millis = u32::try_from(millis.clamp(1, MAX_MS)).unwrap_or(1);
             self.weight = (self.weight + millis * WEIGHT_PER_MS).min(MAX_WEIGHT);
             self.fast_streak = 0;
             self.is_slow |= self.weight >= SLOW_WEIGHT;
@@ -222,10 +224,20 @@ mod tests {
 
     #[test]
     fn two_reads_of_milliseconds_or_four_of_a_disk_make_storage_slow() {
-        assert!(!after(LatencyStats::default(), [NETWORK]).is_slow());
-        assert!(after(LatencyStats::default(), [NETWORK, NETWORK]).is_slow());
+        assert!(!after(LatencyStats::default(), [CACHED, NETWORK]).is_slow());
+        assert!(after(LatencyStats::default(), [CACHED, NETWORK, NETWORK]).is_slow());
         assert!(!after(LatencyStats::default(), times(3, DISK)).is_slow());
         assert!(after(LatencyStats::default(), times(4, DISK)).is_slow());
+    }
+
+    #[test]
+    fn first_read_of_milliseconds_makes_storage_slow_for_a_few_reads() {
+        let opened = after(LatencyStats::default(), [NETWORK]);
+        assert!(opened.is_slow() && opened.times_every_read());
+        assert!(after(opened, times(20, CACHED)).is_slow());
+        assert!(!after(opened, times(24, CACHED)).is_slow());
+        assert!(after(opened, [CACHED, NETWORK]).is_slow());
+        assert!(!after(LatencyStats::default(), [DISK]).is_slow());
     }
 
     #[test]
