@@ -19,7 +19,8 @@ FACE = ROOT / "python/grainmill"
 
 # Each uses only itself and earlier ones; `batch` and `pack` do not use each other.
 CORE_LAYERS = [
-    {"bytes", "error", "lock", "url", "varint"},
+    {"bytes", "error", "sync", "url", "varint"},
+    {"lock"},
     {"interrupt", "parse", "platform", "process", "write_prefetcher"},
     {"compute", "try_alloc", "shared_memory"},
     {"order"},

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 RUST = Path(__file__).parents[1] / "rust"
-CRATES = ["benches", "core", "image", "object_store", "parquet", "py"]
+CRATES = ["benches", "core", "image", "models", "object_store", "parquet", "py"]
 
 USE = re.compile(r"(?m)^\s*(pub(?:\(\w+\))? )?use ([^;]+);")
 ITEM = r"(?:fn|struct|enum|trait|type|const|static|macro_rules!)"

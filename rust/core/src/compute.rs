@@ -6,13 +6,14 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::lock::lock;
 use crate::process::PerProcess;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Condvar, Mutex};
 
 /// The most threads that share a loop, the calling one included: more wait for memory.
 const MAX_THREADS: usize = 16;

@@ -1,10 +1,11 @@
 //! Waits that the caller of the engine may end, as a program does that is interrupted by Ctrl-C.
 
 use std::cell::Cell;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::lock::lock;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{Error, Result};
 
 /// How often the caller is asked.

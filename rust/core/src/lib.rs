@@ -1,4 +1,4 @@
-//! The engine of grainmill, lowest layer first: [`error`], [`bytes`], [`lock`], [`platform`], [`process`], [`interrupt`],
+//! The engine of grainmill, lowest layer first: [`error`], [`bytes`], [`sync`], [`lock`], [`platform`], [`process`], [`interrupt`],
 //! [`compute`], [`try_alloc`], [`url`], [`varint`], [`shared_memory`] and [`write_prefetcher`], [`order`] (the order of records),
 //! [`parse`] (records to values), [`batch`] and [`pack`] (rows of a slot), [`io`] (files), [`formats`] (records in them),
 //! [`read`] (records by position).
@@ -19,6 +19,7 @@ pub mod platform;
 pub mod process;
 pub mod read;
 pub mod shared_memory;
+pub mod sync;
 pub mod try_alloc;
 pub mod url;
 pub mod varint;

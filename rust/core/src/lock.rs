@@ -1,6 +1,8 @@
 //! Locks that stay usable after a panic: what they protect is consistent whenever they are free.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
+
+use crate::sync::{Mutex, MutexGuard};
 
 /// Locks `mutex`.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

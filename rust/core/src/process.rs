@@ -6,13 +6,14 @@
 
 use std::fmt;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::lock::lock;
+use crate::sync::atomic::AtomicPtr;
+use crate::sync::{Mutex, MutexGuard};
 
 /// The id of this process; a fork handler resets it to 0 in the child.
-static ID: AtomicU32 = AtomicU32::new(0);
+pub(crate) static ID: AtomicU32 = AtomicU32::new(0);
 
 /// The id of this process, cached.
 #[inline]

@@ -6,12 +6,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 
 use arrow_array::{Array, ArrayRef};
 use grainmill_core::io::lru::Lru;
 use grainmill_core::lock::lock;
 use grainmill_core::process::PerProcess;
+use grainmill_core::sync::{Condvar, Mutex, MutexGuard};
 use grainmill_core::{Result, interrupt};
 
 /// Consecutive rows of one column of a row group: the numbers of the file, row group, column, and

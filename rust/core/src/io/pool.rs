@@ -1,12 +1,13 @@
 //! The engine's thread pool. Its threads read, verify and decompress, and never call Python.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use crate::compute::num_cores;
 use crate::lock::lock;
 use crate::process::PerProcess;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Condvar, Mutex, thread};
 
 /// The maximum number of threads. Most of them wait for storage; callers limit how many do at a
 /// time.
@@ -72,7 +73,7 @@ pub(super) fn submit_opening(count: usize, work: impl Fn() -> Work) {
 }
 
 fn start_thread(number: usize) -> bool {
-    std::thread::Builder::new()
+    thread::Builder::new()
         .name(format!("grainmill-io-{number}"))
         .spawn(|| POOL.get().work())
         .is_ok()

@@ -1,10 +1,11 @@
 //! A limit on the reads in flight, common to all users of a queue.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use super::pool;
 use crate::process::PerProcess;
+use crate::sync::{Mutex, MutexGuard};
 
 /// The default maximum of reads in flight. At 20 ms a read these are 6,400 reads per second; more
 /// gain little and may overload the storage service.

@@ -1,10 +1,10 @@
 //! Lets one thread at a time work on each key, such as the file that is being opened.
 
 use std::collections::HashSet;
-use std::sync::{Condvar, Mutex};
 
 use crate::lock::lock;
 use crate::process::PerProcess;
+use crate::sync::{Condvar, Mutex};
 use crate::{Error, Result, interrupt};
 
 /// The keys that threads are working on. A forked child starts with none.

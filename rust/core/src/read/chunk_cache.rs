@@ -6,14 +6,15 @@
 //! reading a chunk again takes a thousand times as long as caching it. A chunk is evicted once all
 //! its records have been taken.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::Result;
 use crate::formats::chunk_records::{ChunkRecords, DecodedChunk};
 use crate::io::lru::Lru;
 use crate::io::{FlightGuard, SingleFlight};
 use crate::process::PerProcess;
+use crate::sync::{Mutex, MutexGuard};
 
 /// The memory limit in bytes unless [`set_budget`] changes it.
 const DEFAULT_BUDGET: usize = 256 << 20;

@@ -1,0 +1,38 @@
+//! Runs each model in many orders of its threads.
+
+use grainmill_models::models;
+
+#[test]
+fn every_queued_read_starts_within_the_limit() {
+    models::read_queue();
+}
+
+#[test]
+fn all_work_of_the_pool_is_done() {
+    models::thread_pool();
+}
+
+#[test]
+fn loops_end_after_their_helpers() {
+    models::compute_loops();
+}
+
+#[test]
+fn a_process_has_one_value() {
+    models::per_process();
+}
+
+#[test]
+fn one_thread_holds_a_key() {
+    models::single_flight();
+}
+
+#[test]
+fn a_chunk_is_read_once() {
+    models::chunks();
+}
+
+#[test]
+fn a_unit_reaches_all_who_wait() {
+    models::units();
+}
