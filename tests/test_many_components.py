@@ -131,10 +131,15 @@ def test_components_share_the_memory_budget(count, num_threads, mebibytes):
 
 def test_limits_on_reads_in_flight_are_common():
     context = Context().shared_by(3)
-    five = context.limited_to(5)
-    assert context.limited_to(5).reads is five.reads
-    assert context.limited_to(6).reads is not five.reads
-    assert context.limited_to(None).reads is context.reads
+    limits = (None, 5, 6)
+    queues = [context.of_reader(limit).reads for limit in limits]
+    assert [reads.max_in_flight for reads in queues] == [128, 5, 6]
+    for new, limit in enumerate(limits, start=1):
+        with pytest.raises(ValueError, match="`max_in_flight` must be at least 1, got 0"):
+            context.of_reader(limit).reads.max_in_flight = 0
+        context.of_reader(limit).reads.max_in_flight = new
+    assert [reads.max_in_flight for reads in queues] == [1, 2, 3]
+    assert Context().of_reader(5).reads.max_in_flight == 5
 
 
 # --- on workers -----------------------------------------------------------------------------------

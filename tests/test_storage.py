@@ -145,7 +145,7 @@ def test_reads_in_flight_are_an_option_of_their_own(tmp_path):
 @pytest.mark.parametrize("limit", [None, 1, 10, 1000])
 @pytest.mark.parametrize("num_workers", [0, 1, 4, 5, 16, 64])
 def test_all_workers_together_have_a_bound_on_reads_in_flight(limit, num_workers):
-    context = pickle.loads(pickle.dumps(Context(num_workers=num_workers))).limited_to(limit)
+    context = pickle.loads(pickle.dumps(Context(num_workers=num_workers))).of_reader(limit)
     of_one, count = context.reads.max_in_flight, max(1, num_workers)
     if limit is None:
         assert of_one <= 128

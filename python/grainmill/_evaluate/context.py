@@ -44,13 +44,13 @@ class Context:
     workers: dict[Any, list[Workers]] = dataclasses.field(default_factory=dict)
     recorder: Recorder = dataclasses.field(default_factory=Recorder)
 
-    def limited_to(self, max_reads_in_flight: int | None) -> Context:
-        """The same with another limit on reads in flight, if one is given."""
-        if max_reads_in_flight is None:
-            return self
-        queue = ReadQueue(reads_of_process(max_reads_in_flight, self.num_workers))
-        reads = self.limited_reads.setdefault(max_reads_in_flight, queue)
-        return dataclasses.replace(self, reads=reads)
+    def of_reader(self, max_reads_in_flight: int | None) -> Context:
+        """The same for one of the readers, which take turns; with a limit of its own, if given."""
+        reads = self.reads
+        if max_reads_in_flight is not None:
+            queue = ReadQueue(reads_of_process(max_reads_in_flight, self.num_workers))
+            reads = self.limited_reads.setdefault(max_reads_in_flight, queue)
+        return dataclasses.replace(self, reads=reads.for_another_owner())
 
     def on_other_thread(self) -> Context:
         """The same for readers from which another thread pulls."""

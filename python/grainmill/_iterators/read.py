@@ -132,7 +132,7 @@ class ReadStage(Stage):
         self._node = node
         self._length = random_access(node.parent).length
         self._allow_nones = node.allow_nones
-        context = context.limited_to(node.options.max_reads_in_flight)
+        context = context.of_reader(node.options.max_reads_in_flight)
         self._program = compiled(node.parent, context)
         self._numbers_only = self._program.gives_numbers
         self._blocks = _blocks(self._program, self._length, node, context)

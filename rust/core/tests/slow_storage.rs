@@ -6,18 +6,19 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::formats::array_record::RecordWriter;
 use grainmill_core::formats::{ArrayRecord, Format};
-use grainmill_core::io::ReadQueue;
 use grainmill_core::io::storage::{
     FileId, ReadAt, ReadRequest, ReopenedFile, Storage, StoredFile, WhenRead,
 };
+use grainmill_core::io::{Job, ReadQueue};
 use grainmill_core::read::{self, FileSet, Files, Records, Scratch, SourceFile, open};
 use grainmill_core::{Error, Result};
+use proptest::prelude::*;
 
 /// Files in memory with a configurable delay for each read.
 #[derive(Debug, Default)]
@@ -654,5 +655,120 @@ fn orders_with_locality_fetch_each_chunk_once() {
             assert!(num_reads <= 8192 / 16 + 8, "{num_reads}, slow: {is_slow}");
         }
         storage.set_delay_us(0);
+    }
+}
+
+/// A job that says when it starts, and waits there if it is the first.
+struct Told {
+    number: usize,
+    started: Arc<Mutex<Vec<usize>>>,
+    may_go_on: Option<Arc<Barrier>>,
+}
+
+impl Job for Told {
+    fn run_next(self: Arc<Self>) {
+        self.started.lock().unwrap().push(self.number);
+        if let Some(may_go_on) = &self.may_go_on {
+            may_go_on.wait();
+        }
+    }
+}
+
+/// In which order jobs start that are submitted, numbered from 1, by the owners named, while another runs.
+fn order_of_starts(owners: &[usize]) -> Vec<usize> {
+    let queue = ReadQueue::new(1);
+    let handles: Vec<_> = (0..4).map(|_| queue.for_another_owner()).collect();
+    let (started, all_submitted) = (Arc::default(), Arc::new(Barrier::new(2)));
+    let job = |number, may_go_on| Told { number, started: Arc::clone(&started), may_go_on };
+    queue.submit(Arc::new(job(0, Some(Arc::clone(&all_submitted)))), 1);
+    for (number, &owner) in (1..).zip(owners) {
+        handles[owner].submit(Arc::new(job(number, None)), 1);
+    }
+    all_submitted.wait();
+    while started.lock().unwrap().len() <= owners.len() {
+        std::thread::yield_now();
+    }
+    started.lock().unwrap().split_off(1)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn owners_of_a_queue_take_turns_and_each_is_served_in_its_order(
+        owners in proptest::collection::vec(prop_oneof![3 => Just(0_usize), 1 => 0..4_usize], 0..60)
+    ) {
+        let mut rounds: Vec<Vec<usize>> = Vec::new();
+        let mut owners_of: Vec<usize> = Vec::new();
+        for &owner in &owners {
+            if !owners_of.contains(&owner) {
+                owners_of.push(owner);
+            }
+        }
+        // One read of each owner that still has one, in the order in which they came.
+        for round in 0..owners.len() {
+            let nth = |owner: &usize| (1..).zip(&owners).filter(|(_, of)| *of == owner).nth(round);
+            rounds.push(owners_of.iter().filter_map(nth).map(|(number, _)| number).collect());
+        }
+        prop_assert_eq!(order_of_starts(&owners), rounds.concat());
+    }
+}
+
+#[test]
+fn raised_limit_starts_what_waits_and_lowered_one_nothing_until_fewer_are_in_flight() {
+    let storage = Shared::default();
+    let files = slow(&storage, [storage.add("file", 2000, 5000, "group_size:1,uncompressed")]);
+    for has_requests in [false, true] {
+        storage.set_has_requests(has_requests);
+        let queue = ReadQueue::new(2);
+        for limit in [2, 40, 3, 12] {
+            let positions = &scattered(2000)[..40 * limit];
+            let plan = open::plan(&files, positions).unwrap();
+            storage.take_max_in_flight();
+            let pending = read::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
+            let is_lower = limit < queue.max_in_flight();
+            queue.set_max_in_flight(limit);
+            if is_lower {
+                while storage.0.in_flight.load(Ordering::Relaxed) > limit {
+                    std::thread::yield_now();
+                }
+                storage.take_max_in_flight();
+            }
+            assert_are(&pending.finish().unwrap(), positions, 5000);
+            let found = storage.take_max_in_flight();
+            assert!(found <= limit && (is_lower || 2 * found >= limit), "{found} of {limit}");
+        }
+    }
+}
+
+/// Prints how long a block of 64 records takes beside another reader that has queued 1000.
+#[test]
+#[ignore = "it measures"]
+#[expect(clippy::print_stderr, reason = "what it measures")]
+fn first_block_beside_a_full_queue() {
+    let storage = Shared::default();
+    let files = slow(&storage, [storage.add("file", 4000, 70_000, "group_size:1,uncompressed")]);
+    storage.set_delay_us(20_000);
+    for has_requests in [false, true] {
+        storage.set_has_requests(has_requests);
+        for kind in ["alone", "one owner", "two owners", "two queues"] {
+            let queue = ReadQueue::default();
+            let own = match kind {
+                "two owners" => queue.for_another_owner(),
+                "two queues" => ReadQueue::default(),
+                _ => queue.clone(),
+            };
+            let started = (kind != "alone").then(|| {
+                let plan = open::plan(&files, &scattered(4000)[..1000]).unwrap();
+                read::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue)
+            });
+            let begun = std::time::Instant::now();
+            read(&files, &scattered(4000)[1000..1064], &own);
+            let block = begun.elapsed();
+            if let Some(started) = started {
+                started.finish().unwrap();
+            }
+            eprintln!("requests {has_requests}, {kind}: {block:?}, all {:?}", begun.elapsed());
+        }
     }
 }

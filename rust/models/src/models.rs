@@ -132,27 +132,63 @@ pub fn read_queue() {
     check(&[1, 2, 9], || {
         let (queue, reads) = (ReadQueue::new(2), Arc::new(Reads::default()));
         let submit = |has_requests, count| -> Box<dyn FnOnce() + Send> {
-            let (queue, reads) = (queue.clone(), Arc::clone(&reads));
+            let (queue, reads) = (queue.for_another_owner(), Arc::clone(&reads));
             Box::new(move || queue.submit(Arc::new(ReadJob { reads, has_requests }), count))
         };
-        let (own_queue, own_reads) = (queue.clone(), Arc::clone(&reads));
-        let caller = move || {
-            if let Some(permit) = own_queue.enter() {
-                own_reads.begin();
-                own_reads.end();
-                drop(permit);
-            } else {
-                own_reads.skip();
-            }
+        let enter = || -> Box<dyn FnOnce() + Send> {
+            let (queue, reads) = (queue.clone(), Arc::clone(&reads));
+            Box::new(move || {
+                if let Some(permit) = queue.enter() {
+                    reads.begin();
+                    reads.end();
+                    drop(permit);
+                } else {
+                    reads.skip();
+                }
+            })
         };
-        join(vec![submit(false, 2), submit(true, 2), submit(false, 1), Box::new(caller)]);
-        assert!(reads.wait(6) <= 2, "more reads than allowed");
+        join(vec![enter(), enter(), enter()]);
+        join(vec![submit(false, 2), submit(true, 2), submit(false, 1), enter()]);
+        assert!(reads.wait(9) <= 2, "more reads than allowed");
+        drop(all_places(&queue));
+    });
+}
+
+/// The same while the limit changes: it holds from then on, and reads that it permits start by themselves.
+pub fn read_queue_limits() {
+    check(&[1, 2, 9], || {
+        let (queue, reads) = (ReadQueue::new(2), Arc::new(Reads::default()));
+        let submit = |has_requests, count| -> Box<dyn FnOnce() + Send> {
+            let (queue, reads) = (queue.for_another_owner(), Arc::clone(&reads));
+            Box::new(move || queue.submit(Arc::new(ReadJob { reads, has_requests }), count))
+        };
+        let limited = queue.clone();
+        let limit = move || [3, 1].into_iter().for_each(|limit| limited.set_max_in_flight(limit));
+        join(vec![submit(false, 2), submit(true, 3), Box::new(limit)]);
+        assert!(reads.wait(5) <= 3, "more reads than ever allowed");
+        drop(all_places(&queue));
+        lock(&reads.counts).most = 0;
+        join(vec![submit(false, 2), submit(true, 1)]);
+        assert!(reads.wait(8) <= 1, "more reads than allowed");
+        let held = all_places(&queue);
+        let other = queue.clone();
+        join(vec![submit(true, 1), Box::new(move || other.set_max_in_flight(2))]);
+        reads.wait(9);
+        drop(held);
+        let mut held = all_places(&queue);
+        lock(&reads.counts).most = 0;
+        join(vec![submit(false, 1), submit(true, 1)]);
+        queue.set_max_in_flight(1);
+        held.pop();
+        assert_eq!(lock(&reads.counts).most, 0, "a read has started beside as many as allowed");
+        drop(held);
+        reads.wait(11);
         all_places(&queue);
     });
 }
 
 /// Takes all places of a queue at once.
-fn all_places(queue: &ReadQueue) {
+fn all_places(queue: &ReadQueue) -> Vec<Permit> {
     let mut permits = Vec::new();
     while permits.len() < queue.max_in_flight() {
         match queue.enter() {
@@ -161,6 +197,7 @@ fn all_places(queue: &ReadQueue) {
         }
     }
     assert!(queue.enter().is_none(), "one place too many");
+    permits
 }
 
 /// Each piece of work that is submitted is done once, on a thread of the pool or, without any, at once.
@@ -182,6 +219,30 @@ pub fn thread_pool() {
         join(vec![submit(2), submit(1), submit(1)]);
         reads.wait(4);
         assert_eq!(lock(&reads.counts).num_done, 4);
+    });
+}
+
+/// Work that is submitted runs at once, whatever other work waits for.
+pub fn thread_pool_at_once() {
+    check(&[9], || {
+        for _ in 0..2 {
+            let begun = Arc::new(Reads::default());
+            let submit = |count| -> Box<dyn FnOnce() + Send> {
+                let begun = Arc::clone(&begun);
+                Box::new(move || {
+                    pool::submit(count, || {
+                        let begun = Arc::clone(&begun);
+                        Box::new(move || {
+                            begun.begin();
+                            begun.end();
+                            begun.wait(3);
+                        })
+                    });
+                })
+            };
+            join(vec![submit(2), submit(1)]);
+            begun.wait(3);
+        }
     });
 }
 
@@ -341,7 +402,7 @@ fn read_units(
 ) -> BTreeMap<u8, ArrayRef> {
     let decode = |row: u8| Arc::new(vec![row; LEN]);
     let claims = cache.claim(keys.values().map(|&key| (key, ESTIMATE)));
-    let (mut arrays, mut slots) = (BTreeMap::new(), Vec::new());
+    let (mut arrays, mut slots, mut claimed) = (BTreeMap::new(), Vec::new(), Vec::new());
     for (number, ((&row, &key), claim)) in keys.iter().zip(claims).enumerate() {
         match claim {
             Claim::Found(array) => drop(arrays.insert(row, array)),
@@ -349,6 +410,7 @@ fn read_units(
             Claim::Decode(slot) => {
                 let fails = first_fails && number == 0;
                 cache.finish(key, &slot, (!fails).then(|| decode(row)));
+                claimed.push(Arc::clone(&slot));
                 slots.push((row, key, slot));
             }
         }
@@ -359,6 +421,9 @@ fn read_units(
             slot.wait().expect("nothing interrupts it").expect("it was decoded")
         });
         arrays.insert(row, found);
+    }
+    for slot in claimed {
+        slot.finish(None); // as where a thread has failed
     }
     arrays
 }

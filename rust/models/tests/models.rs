@@ -8,6 +8,16 @@ fn every_queued_read_starts_within_the_limit() {
 }
 
 #[test]
+fn a_limit_that_changes_holds() {
+    models::read_queue_limits();
+}
+
+#[test]
+fn work_of_the_pool_runs_at_once() {
+    models::thread_pool_at_once();
+}
+
+#[test]
 fn all_work_of_the_pool_is_done() {
     models::thread_pool();
 }

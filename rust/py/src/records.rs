@@ -80,6 +80,14 @@ impl InFlight {
     }
 }
 
+fn check_limit(max_in_flight: usize) -> Result<(), Raised> {
+    if max_in_flight == 0 {
+        let message = "`max_in_flight` must be at least 1, got 0".to_owned();
+        return Err(Raised(Error::InvalidArgument(message)));
+    }
+    Ok(())
+}
+
 /// A limit on the reads in flight, common to all that share the queue.
 #[pyclass(frozen, name = "ReadQueue", module = "grainmill._native")]
 pub(crate) struct PyReadQueue(ReadQueue);
@@ -95,16 +103,25 @@ impl PyReadQueue {
 impl PyReadQueue {
     #[new]
     fn new(max_in_flight: usize) -> Result<Self, Raised> {
-        if max_in_flight == 0 {
-            let message = "`max_in_flight` must be at least 1, got 0".to_owned();
-            return Err(Raised(Error::InvalidArgument(message)));
-        }
+        check_limit(max_in_flight)?;
         Ok(Self(ReadQueue::new(max_in_flight)))
     }
 
     #[getter]
     fn max_in_flight(&self) -> usize {
         self.0.max_in_flight()
+    }
+
+    /// Holds for all owners of the queue from now on.
+    #[setter]
+    fn set_max_in_flight(&self, py: Python<'_>, max_in_flight: usize) -> Result<(), Raised> {
+        check_limit(max_in_flight)?;
+        py.detach(|| self.0.set_max_in_flight(max_in_flight));
+        Ok(())
+    }
+
+    fn for_another_owner(&self) -> Self {
+        Self(self.0.for_another_owner())
     }
 }
 

@@ -378,7 +378,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
             if self.is_io_bound() {
                 self.submit();
             }
-            held = Some(permit);
+            held = Some(permit).filter(|permit| !permit.is_spare());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The engine that reads, against a model of it: lists of records. Files of random units lie in storages
 //! that are near or far, whose reads fail and are answered in a random order; several threads read them
-//! at random positions through queues of their own limits, abandon what they read, and change the budget
-//! of the cache. What they find is what the model says, or the error of the first record that has one.
+//! at random positions through queues that they share, abandon what they read, and change the budget
+//! of the cache and the limits. What they find is what the model says, or the error of the first record that has one.
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue should fail")]
 
 mod files;
@@ -141,8 +141,16 @@ fn any_read() -> impl Strategy<Value = DrawnRead> {
             (begin >> 1..).take(usize::try_from(count).unwrap()).collect::<Vec<_>>()
         }),
     ];
-    (positions, mode, proptest::collection::vec(0_u8..3, 0..4), budget)
-        .prop_map(|(positions, mode, slots, budget)| DrawnRead { positions, mode, slots, budget })
+    let limit = proptest::option::weighted(0.3, 1_usize..9);
+    (positions, mode, proptest::collection::vec(0_u8..3, 0..4), budget, limit).prop_map(
+        |(positions, mode, slots, budget, limit)| DrawnRead {
+            positions,
+            mode,
+            slots,
+            budget,
+            limit,
+        },
+    )
 }
 
 fn any_case() -> impl Strategy<Value = DrawnCase> {
@@ -244,7 +252,8 @@ fn check_with(case: &DrawnCase, lot: &Arc<Lot>) -> TestCaseResult {
         (0..).zip(&case.queues).map(|(seed, queue)| queue.open(lot, case.seed ^ seed)).collect();
     let run = |number: usize, reads: &[DrawnRead]| {
         let pipeline = &pipelines[number % pipelines.len()];
-        reads.iter().map(|read| read.run(pipeline)).collect::<Vec<_>>()
+        let queue = pipeline.queue.for_another_owner();
+        reads.iter().map(|read| read.run(pipeline, &queue)).collect::<Vec<_>>()
     };
     let outcomes: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..)
@@ -265,7 +274,8 @@ fn check_with(case: &DrawnCase, lot: &Arc<Lot>) -> TestCaseResult {
         prop_assert!(wait_until(|| Arc::strong_count(&stored) == 1), "a read has not ended");
         prop_assert_eq!(stored.in_flight.load(Ordering::SeqCst), 0);
         let max_in_flight = stored.max_in_flight.load(Ordering::SeqCst);
-        prop_assert!(max_in_flight <= stored.limit, "{max_in_flight} of {}", stored.limit);
+        let limit = stored.limit.load(Ordering::SeqCst);
+        prop_assert!(max_in_flight <= limit, "{max_in_flight} of {limit}");
         prop_assert!(is_free(&queue), "a place in a queue is lost");
     }
     for board in boards {
@@ -324,6 +334,7 @@ fn of_many_damaged_records_the_first_is_reported() {
         mode: Mode::Begun,
         slots: vec![1],
         budget: None,
+        limit: None,
     };
     let reads = (0..20).map(of_file).collect();
     let queue = DrawnQueue { limit: 1, files: vec![file; 20] };
@@ -354,8 +365,13 @@ fn what_is_left_over_is_read_before_a_later_error_is_reported() {
         skip: 0,
         leave: None,
     };
-    let read =
-        DrawnRead { positions: (0..360).collect(), mode: Mode::Begun, slots: vec![], budget: None };
+    let read = DrawnRead {
+        positions: (0..360).collect(),
+        mode: Mode::Begun,
+        slots: vec![],
+        budget: None,
+        limit: None,
+    };
     compute::limit_threads(3);
     for seed in 0..20 {
         let queue = DrawnQueue { limit: 2, files: vec![file.clone()] };

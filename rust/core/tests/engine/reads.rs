@@ -44,6 +44,8 @@ pub(crate) struct DrawnRead {
     pub(crate) slots: Vec<u8>,
     /// The new budget of the cache.
     pub(crate) budget: Option<usize>,
+    /// The new limit of the queue.
+    pub(crate) limit: Option<usize>,
 }
 
 /// Files, the queue through which they are read, and the model.
@@ -67,6 +69,7 @@ pub(crate) struct Done {
 /// A read that is to be made.
 struct Read<'a> {
     pipeline: &'a Pipeline,
+    queue: &'a ReadQueue,
     positions: Vec<u64>,
     board: Arc<Board>,
     /// The length of the slot of each record.
@@ -96,8 +99,12 @@ impl Pipeline {
 }
 
 impl DrawnRead {
-    /// Reads, and says what is wrong with what came of it.
-    pub(crate) fn run(&self, pipeline: &Pipeline) -> Result<Done, String> {
+    /// Reads as an owner of `queue`, and says what is wrong with what came of it.
+    pub(crate) fn run(&self, pipeline: &Pipeline, queue: &ReadQueue) -> Result<Done, String> {
+        if let Some(limit) = self.limit {
+            pipeline.stored.limit.fetch_max(limit, Ordering::SeqCst);
+            queue.set_max_in_flight(limit);
+        }
         if let Some(budget) = self.budget {
             chunk_cache::set_budget(budget);
         }
@@ -110,7 +117,7 @@ impl DrawnRead {
         };
         let lens = positions.iter().zip(self.slots.iter().cycle()).map(len_of).collect::<Vec<_>>();
         let (board, slots) = Board::with_slots(&lens);
-        let read = Read { pipeline, positions, board, lens };
+        let read = Read { pipeline, queue, positions, board, lens };
         let is_told =
             read.run(self.mode, slots).map_err(|problem| format!("{:?}: {problem}", self.mode))?;
         Ok(Done { board: read.board, is_told })
@@ -120,7 +127,7 @@ impl DrawnRead {
 impl Read<'_> {
     /// Returns whether the engine will say when the read has ended.
     fn run(&self, mode: Mode, slots: Vec<Option<Slot>>) -> Result<bool, String> {
-        let Pipeline { files, queue, .. } = self.pipeline;
+        let (files, queue) = (&self.pipeline.files, self.queue);
         let pending = match mode {
             Mode::Alone => {
                 READS_ITSELF.set(true);
@@ -171,7 +178,7 @@ impl Read<'_> {
 
     /// Starts without a plan if that has to be made first; returns whether records go into slots.
     fn start_unready(&self, slots: Vec<Option<Slot>>) -> Result<(Pending<Slot>, bool)> {
-        let Pipeline { files, queue, .. } = self.pipeline;
+        let (files, queue) = (&self.pipeline.files, self.queue);
         let sorted = files.sort(&self.positions)?;
         Ok(match files.plan_if_indexed(&sorted)? {
             Ok(plan) => (read::start(plan, slots, queue), true),

@@ -76,8 +76,8 @@ impl Lot {
 pub(crate) struct Stored {
     pub(crate) files: HashMap<PathBuf, Arc<TestFile>>,
     pub(crate) lot: Arc<Lot>,
-    /// The limit of the queue.
-    pub(crate) limit: usize,
+    /// The highest limit that the queue has had.
+    pub(crate) limit: AtomicUsize,
     pub(crate) in_flight: AtomicUsize,
     pub(crate) max_in_flight: AtomicUsize,
     random: Mutex<Random>,
@@ -94,7 +94,7 @@ impl Stored {
         Self {
             files: files.iter().map(|file| (file.path.clone(), Arc::clone(file))).collect(),
             lot: Arc::clone(lot),
-            limit,
+            limit: limit.into(),
             in_flight: AtomicUsize::new(0),
             max_in_flight: AtomicUsize::new(0),
             random: Mutex::new(Random::new(seed)),
