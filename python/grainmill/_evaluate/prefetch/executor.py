@@ -426,7 +426,8 @@ class Executor(Blocks):
             if number and self._ahead.tasks[0].is_done and not self._ahead.tasks[-1].is_done:
                 return  # starting reads takes a while, and others are in flight
             start = self._ahead.until
-            count = self._block_len(start, self._read_together(size, whole=whole))
+            together = self._read_together(size, whole=whole) if is_slow else size
+            count = self._block_len(start, together)
             as_batches = whole and not self._len_to_batch_start(start)
             begin = functools.partial(self._start_block, start, count, as_batches=as_batches)
             yield Planned(count, bound, begin)
@@ -434,7 +435,7 @@ class Executor(Blocks):
 
     def _read_together(self, size: int, *, whole: bool) -> int:
         """How many of `size` elements one block reads where storage is slow."""
-        if not self._program.waits_for_storage or not self._reads_per_element:
+        if not self._reads_per_element:
             return size
         most = int(tuning.MAX_READS_STARTED / 2 / self._reads_per_element)
         return min(
