@@ -22,8 +22,8 @@ use crate::io::storage_latency::StorageLatency;
 use crate::{Error, Result};
 
 /// Opening a file of up to this many chunks caches their offsets, as does opening one that is read
-/// next, and one with more while there is [room](index_cache::room); in others they are loaded with the
-/// first record.
+/// next, and on slow storage one with more while there is [room](index_cache::room); in others they are
+/// loaded with the first record.
 const MAX_EAGER_CHUNKS: u64 = 4096;
 /// How many bytes are read first when a file is opened: the last block, and the one before it, which
 /// holds the footer of a file of a few thousand chunks and the padding after it.
@@ -70,8 +70,11 @@ impl ArrayRecordFile {
             let text = format!("must begin before the postscript at byte {}", footer_extent.end);
             return Err(in_footer(&*stored, footer_offset, FormatError::new(text).into()));
         }
-        let max_offsets =
-            if load_index { u64::MAX } else { MAX_EAGER_CHUNKS.max(index_cache::room()) };
+        let max_offsets = match load_index {
+            true => u64::MAX,
+            false if reader.is_slow() => MAX_EAGER_CHUNKS.max(index_cache::room()),
+            false => MAX_EAGER_CHUNKS,
+        };
         let Index { header, footer, offsets: found } =
             read_index(&tail, &footer_extent, max_offsets)
                 .map_err(|error| in_footer(&*stored, footer_offset, error))?;
