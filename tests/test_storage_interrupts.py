@@ -177,12 +177,12 @@ import interrupt_storage as program, time
 from grainmill._stats import stalls
 told_s = []
 stalls._StorageWaits.check = lambda self, waited_s: told_s.append(waited_s)
-files = [program.folder / f"r{number}.jsonl" for number in range(600)]
+files = [program.folder / f"r{number}.jsonl" for number in range(1200)]
 for file in files:
     file.write_bytes(b"1\\n2\\n")
 program.delay_s[0] = 0.2
 began = time.monotonic()
-program.grain.sources.JsonLinesDataSource([f"{program.url}{number}.jsonl" for number in range(600)])
+program.grain.sources.JsonLinesDataSource([f"{program.url}{file.name[1:]}" for file in files])
 print(time.monotonic() - began, max(told_s, default=0.0), flush=True)
 program.os._exit(0)
 """
