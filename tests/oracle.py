@@ -76,7 +76,7 @@ def encrypted(value, half, keys):
     return left << half | right
 
 
-@functools.cache
+@functools.lru_cache(maxsize=128)
 def smallest_block(seed, rounds):
     """The whole permutation of 16-bit blocks, cached as small sizes cycle-walk for many steps."""
     return encrypted(np.arange(2**16), 8, seed_words(seed, rounds)).tolist()
