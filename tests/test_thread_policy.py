@@ -60,6 +60,18 @@ def test_functions_that_wait_get_all_threads_immediately(allowed):
     assert counts(policy, Function(locked_s=20e-6, waits_s=0.01), 3)[1:] == [allowed] * 59
 
 
+@pytest.mark.parametrize("queued", np.linspace(0, 0.9, 10))
+def test_they_keep_them_where_each_wait_is_followed_by_one_for_a_core(queued):
+    seen = counts(ThreadPolicy(16), Function(locked_s=20e-6, waits_s=0.004), 60, queued=queued)
+    assert seen[1:].count(16) > 0.9 * len(seen)
+
+
+def test_they_get_them_where_a_thread_waited_for_a_core_before_its_first_call():
+    policy = ThreadPolicy(16)
+    policy.decide(Span(0.116, 6, 0.08, busy_s=0.076, cpu_s=0.001, ready_s=0.081))
+    assert set(counts(policy, Function(locked_s=20e-6, waits_s=0.004), 60)[2:]) == {16}
+
+
 def test_a_function_slower_than_a_span_is_recognised_as_waiting():
     policy = ThreadPolicy(16)
     for _ in range(20):

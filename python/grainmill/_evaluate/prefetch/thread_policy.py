@@ -14,6 +14,9 @@ STARVED_SHARE = 0.5
 # lock: functions that hold it keep one core busy, however many threads call them.
 WAITING_SHARE = 0.5
 WAITING_CORES = 0.6
+# Threads that wait for a core for most of the time in which they could run have short turns between
+# waits of another kind: on a busy machine each of these is followed by one for a core.
+COMPUTING_SHARE = 0.25
 # With more busy cores than this, functions ran at the same time, so they release the lock.
 TOGETHER_CORES = 1.2
 # A trial of more threads succeeds if the rate of elements grows by at least the first factor, and
@@ -62,6 +65,11 @@ class Span(NamedTuple):
     @property
     def waits(self) -> bool:
         """Whether the functions mostly wait, rather than compute."""
+        if self.busy_s <= self.elapsed_s:  # one at a time: none waits for the lock of another
+            for_core_s = self.ready_s - self.cpu_s
+            return self.cpu_s < WAITING_SHARE * (self.busy_s - for_core_s)
+        if self.cpu_s < COMPUTING_SHARE * self.ready_s:
+            return True
         return self.cores < WAITING_CORES and self.ready_s < WAITING_SHARE * self.busy_s
 
     @property
@@ -118,8 +126,8 @@ class ThreadPolicy:
         trial, self._trial = self._trial, None
         if trial is not None:
             if not self._succeeded(trial, span):
-                if self.count > trial.threads and not trial.extended and not trial.before.waits:
-                    # New threads start with untouched memory.
+                if self.count > trial.threads and not trial.extended:
+                    # New threads start with untouched memory, and the first of them may be late.
                     self._trial = trial._replace(extended=True)
                 else:
                     self._end_trial(trial)
@@ -148,7 +156,7 @@ class ThreadPolicy:
             return self.count
         if self.count > 1 and span.cores > TOGETHER_CORES and self._recheck_left_s <= 0:
             return self.count // 2
-        if self.count > 1 and WAITING_CORES <= span.cores <= TOGETHER_CORES:
+        if self.count > 1 and not span.waits and WAITING_CORES <= span.cores <= TOGETHER_CORES:
             return 1
         if not span.starves or self.count == self._allowed:
             return self.count
@@ -166,7 +174,8 @@ class ThreadPolicy:
 
     def _pays_off(self, fewer: Span, more: Span) -> bool:
         """Whether the gain from more threads is worth their cost."""
-        together = more.cores > TOGETHER_CORES or fewer.cores < WAITING_CORES
+        wait = fewer.cores < WAITING_CORES or fewer.waits or more.waits
+        together = wait or more.cores > TOGETHER_CORES
         faster = more.rate >= MIN_SPEEDUP * fewer.rate or not more.starves
         return together and faster and self._is_as_cheap(fewer, more)
 
