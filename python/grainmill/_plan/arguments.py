@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 import operator
@@ -28,10 +29,10 @@ def checked_integer(value: Any, name: str, *, minimum: int | None = None) -> int
         TypeError: `value` is not an integer.
         ValueError: `value` is below `minimum`.
     """
-    try:
-        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
-    except TypeError:
-        number = None
+    number: int | None = value if type(value) is int else None
+    if number is None and not isinstance(value, bool | np.bool_):
+        with contextlib.suppress(TypeError):
+            number = operator.index(value)
     if number is None:
         limit = "" if minimum is None else f" of at least {minimum}"
         raise wrong_type(f"`{name}` must be an integer{limit}", value)
