@@ -17,7 +17,7 @@ from grainmill.sources import ParquetDataSource
 
 # So that files of other writers are few where these are many.
 NUM_FILES = {
-    "pyarrow": cases(60, 6_000),
+    "pyarrow": cases(60, 3_000),
     "polars": cases(15, 1_500),
     "duckdb": cases(15, 1_500),
     "fastparquet": cases(15, 1_500),

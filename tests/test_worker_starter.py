@@ -347,7 +347,7 @@ print("fine")
 
 
 def test_starter_without_pools_goes_and_no_pool_is_lost():
-    done = run_script(IDLE, args=[str(SEED), str(cases(10, 2000))])
+    done = run_script(IDLE, args=[str(SEED), str(cases(10, 800))])
     assert done.stdout == "fine\n", done.stderr
     assert not done.stderr
 
