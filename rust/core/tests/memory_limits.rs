@@ -12,8 +12,8 @@ use grainmill_core::formats::riegeli::chunk::kind;
 use grainmill_core::formats::riegeli::compress::{Codec, Compressor};
 use grainmill_core::formats::riegeli::encode::append_with_len;
 use grainmill_core::formats::riegeli::sink::ChunkSink;
-use grainmill_core::formats::riegeli::varint::push_varint;
 use grainmill_core::read::{Files, SourceFile};
+use grainmill_core::varint::push_varint;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The memory of the tests and their threads, besides that of the process at its start.

@@ -740,35 +740,3 @@ fn raised_limit_starts_what_waits_and_lowered_one_nothing_until_fewer_are_in_fli
         }
     }
 }
-
-/// Prints how long a block of 64 records takes beside another reader that has queued 1000.
-#[test]
-#[ignore = "it measures"]
-#[expect(clippy::print_stderr, reason = "what it measures")]
-fn first_block_beside_a_full_queue() {
-    let storage = Shared::default();
-    let files = slow(&storage, [storage.add("file", 4000, 70_000, "group_size:1,uncompressed")]);
-    storage.set_delay_us(20_000);
-    for has_requests in [false, true] {
-        storage.set_has_requests(has_requests);
-        for kind in ["alone", "one owner", "two owners", "two queues"] {
-            let queue = ReadQueue::default();
-            let own = match kind {
-                "two owners" => queue.for_another_owner(),
-                "two queues" => ReadQueue::default(),
-                _ => queue.clone(),
-            };
-            let started = (kind != "alone").then(|| {
-                let plan = open::plan(&files, &scattered(4000)[..1000]).unwrap();
-                read::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue)
-            });
-            let begun = std::time::Instant::now();
-            read(&files, &scattered(4000)[1000..1064], &own);
-            let block = begun.elapsed();
-            if let Some(started) = started {
-                started.finish().unwrap();
-            }
-            eprintln!("requests {has_requests}, {kind}: {block:?}, all {:?}", begun.elapsed());
-        }
-    }
-}

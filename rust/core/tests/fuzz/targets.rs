@@ -15,13 +15,13 @@ use grainmill_core::formats::record_limit::set_max_record_bytes;
 use grainmill_core::formats::riegeli::block::BLOCK_LEN;
 use grainmill_core::formats::riegeli::chunk::{self, CHUNK_HEADER_LEN, ChunkHeader, kind};
 use grainmill_core::formats::riegeli::compress::{Codec, Compressor};
+use grainmill_core::formats::riegeli::cursor::Cursor;
 use grainmill_core::formats::riegeli::decompress::{Decompressor, codec};
 use grainmill_core::formats::riegeli::encode::{Group, simple_data};
 use grainmill_core::formats::riegeli::hash::hash;
 use grainmill_core::formats::riegeli::sink::ChunkSink;
 use grainmill_core::formats::riegeli::stream_decoder::{ChunkSource, StreamDecoder, varint64};
 use grainmill_core::formats::riegeli::transposed::encode::transposed_data;
-use grainmill_core::formats::riegeli::varint::{Cursor, push_varint};
 use grainmill_core::formats::riegeli::{ChunkRecords, Decoder, FormatError, StreamError};
 use grainmill_core::formats::scanned::{Compression, Framing, IndexPlaces, ScannedFormat};
 use grainmill_core::formats::sequential::{Frames, RecordBlock, RecordStream};
@@ -34,7 +34,7 @@ use grainmill_core::parse::json::{self, Paths, Step, Value};
 use grainmill_core::parse::number::Number;
 use grainmill_core::parse::wire::Malformed;
 use grainmill_core::read::{FileSet, Files, SourceFile};
-use grainmill_core::varint::read_varint;
+use grainmill_core::varint::{push_varint, read_varint};
 use grainmill_core::{Error, Result};
 
 /// How many bytes a chunk may decode to here, so that unbounded memory fails a run.

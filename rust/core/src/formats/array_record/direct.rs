@@ -15,10 +15,10 @@ use super::super::riegeli::block::{
 };
 use super::super::riegeli::chunk::{self, CHUNK_HEADER_LEN, ChunkHeader, kind};
 use super::super::riegeli::hash::Hasher;
-use super::super::riegeli::varint::{push_varint, varint_len};
 use crate::Result;
 use crate::bytes::{self, ScatterBuffers};
 use crate::io::storage::Reader;
+use crate::varint::{push_varint, varint_len};
 
 /// Bytes before the record's length: the compression type, and the length of that length.
 const PREFIX_LEN: u64 = 2;

@@ -1,7 +1,7 @@
 //! The messages at the end of an `ArrayRecord` file: postscript, metadata, one entry per chunk.
 
 use super::super::offsets::Offsets;
-use super::super::riegeli::varint::Cursor;
+use super::super::riegeli::cursor::Cursor;
 use super::super::riegeli::{ChunkRecords, FormatError};
 use crate::parse::wire::{Content, Fields};
 use crate::varint::read_varint;

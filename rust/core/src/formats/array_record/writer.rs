@@ -12,9 +12,9 @@ use crate::formats::riegeli::compress::{Codec, Compressor};
 use crate::formats::riegeli::encode::{Group, simple_data};
 use crate::formats::riegeli::sink::ChunkSink;
 use crate::formats::riegeli::transposed::encode::transposed_data;
-use crate::formats::riegeli::varint::push_varint;
 use crate::io::new_file::NewFile;
 use crate::io::storage::WriteFile;
+use crate::varint::push_varint;
 use crate::{Error, Result};
 
 /// Writes records into an `ArrayRecord` file.

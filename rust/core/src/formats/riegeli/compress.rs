@@ -7,7 +7,7 @@ use zstd_safe::zstd_sys::ZSTD_EndDirective;
 use zstd_safe::{CCtx, CParameter, InBuffer, OutBuffer};
 
 use super::FormatError;
-use super::varint::push_varint;
+use crate::varint::push_varint;
 
 /// How the blocks of a chunk are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

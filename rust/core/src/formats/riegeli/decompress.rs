@@ -5,7 +5,7 @@ use zstd_safe::DCtx;
 
 use super::FormatError;
 use super::brotli_memory::{brotli_problem, brotli_state};
-use super::varint::Cursor;
+use super::cursor::Cursor;
 
 /// The bytes that identify a compression.
 pub mod codec {

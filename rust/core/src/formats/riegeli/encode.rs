@@ -2,7 +2,8 @@
 
 use super::FormatError;
 use super::compress::{Codec, Compressor};
-use super::varint::{Cursor, push_varint};
+use super::cursor::Cursor;
+use crate::varint::push_varint;
 
 /// The records of the next chunk.
 #[derive(Debug, Default)]

@@ -4,13 +4,13 @@ pub mod block;
 mod brotli_memory;
 pub mod chunk;
 pub mod compress;
+pub mod cursor;
 pub mod decompress;
 pub mod encode;
 pub mod simple;
 pub mod sink;
 pub mod stream_decoder;
 pub mod transposed;
-pub mod varint;
 
 pub use super::checksum::highway as hash;
 pub use super::chunk_records::ChunkRecords;

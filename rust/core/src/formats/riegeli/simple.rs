@@ -3,8 +3,9 @@
 use super::super::record_limit::check_decoded_len;
 use super::FormatError;
 use super::chunk::ChunkHeader;
+use super::cursor::Cursor;
 use super::decompress::{Decompressor, codec};
-use super::varint::{Cursor, MAX_VARINT_LEN};
+use crate::varint::MAX_VARINT_LEN;
 
 /// Decodes the data of a simple chunk. Writes the end of each record to `ends` and returns the
 /// records back to back, in `data` itself if they are not compressed, else in `values`.

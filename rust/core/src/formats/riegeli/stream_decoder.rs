@@ -6,9 +6,10 @@ use brotli::BrotliDecompressStream;
 use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer};
 
 use super::brotli_memory::{BrotliState, brotli_problem, brotli_state};
+use super::cursor::Cursor;
 use super::decompress::{codec, reserve, wrong_len};
-use super::varint::{Cursor, MAX_VARINT_LEN};
 use super::{FormatError, StreamError};
+use crate::varint::MAX_VARINT_LEN;
 
 /// Bytes that arrive in parts, as in `std::io::BufRead`.
 pub trait ChunkSource {

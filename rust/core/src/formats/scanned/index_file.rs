@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::super::format_error::FormatError;
 use super::super::offsets::Offsets;
 use super::super::raw_bytes::grow_to;
+use super::super::riegeli::cursor::Cursor;
 use super::super::riegeli::hash::{Hasher, hash};
-use super::super::riegeli::varint::{Cursor, push_varint};
 use super::compression::Compression;
 use super::index::Index;
 use super::inflate::Boundary;
@@ -23,6 +23,7 @@ use super::stream::{Point, Points};
 use crate::io::LocalFiles;
 use crate::io::storage::{Reader, Storage, StoredFile};
 use crate::io::storage_latency::StorageLatency;
+use crate::varint::push_varint;
 use crate::{Error, Result, platform, url};
 
 const MAGIC: &[u8] = b"grainmill index 1\n";

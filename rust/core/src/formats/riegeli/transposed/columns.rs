@@ -8,8 +8,7 @@
 use std::collections::HashMap;
 
 use crate::formats::riegeli::FormatError;
-use crate::formats::riegeli::varint::push_varint;
-use crate::varint::{read_varint_of, varint_len};
+use crate::varint::{push_varint, read_varint_of, varint_len};
 
 /// The maximum depth of split submessages and groups; deeper ones are stored as strings.
 const MAX_DEPTH: usize = 100;

@@ -8,8 +8,8 @@
 use super::super::super::record_limit::{check_decoded_len, max_decoded_len};
 use super::super::FormatError;
 use super::super::chunk::ChunkHeader;
+use super::super::cursor::Cursor;
 use super::super::decompress::{Decompressor, codec, reserve};
-use super::super::varint::Cursor;
 use crate::varint::{MAX_VARINT_LEN, encode_varint};
 
 /// The memory for a chunk's layout as a multiple of its length: one byte can be the length of a

@@ -5,7 +5,7 @@ use super::state_machine::{StateMachine, machine};
 use crate::formats::riegeli::FormatError;
 use crate::formats::riegeli::compress::{Codec, Compressor};
 use crate::formats::riegeli::encode::{Group, append_with_len};
-use crate::formats::riegeli::varint::push_varint;
+use crate::varint::push_varint;
 
 /// The data of a transposed chunk of `group`, with buckets of about `bucket_len` bytes.
 ///
@@ -137,7 +137,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::formats::riegeli::varint::Cursor;
+    use crate::formats::riegeli::cursor::Cursor;
 
     fn numbers(cursor: &mut Cursor<'_>, len: u64) -> Vec<usize> {
         (0..len).map(|_| usize::try_from(cursor.varint64().unwrap()).unwrap()).collect()

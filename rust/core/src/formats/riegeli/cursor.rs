@@ -1,7 +1,6 @@
 //! A cursor that reads bytes and varints from memory.
 
 use super::FormatError;
-pub use crate::varint::{MAX_VARINT_LEN, push_varint, varint_len};
 use crate::varint::{NoVarint, read_varint_of};
 
 /// Reads bytes from start to end.
@@ -98,6 +97,7 @@ impl<'a> Cursor<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::varint::{push_varint, varint_len};
 
     #[test]
     fn varints_round_trip_at_every_length() {
