@@ -126,15 +126,23 @@ impl Job for ReadJob {
     }
 }
 
+/// Queues `count` reads, for an owner of their own.
+fn submission(
+    queue: &ReadQueue,
+    reads: &Arc<Reads>,
+    has_requests: bool,
+    count: usize,
+) -> Box<dyn FnOnce() + Send> {
+    let (queue, reads) = (queue.for_another_owner(), Arc::clone(reads));
+    Box::new(move || queue.submit(Arc::new(ReadJob { reads, has_requests }), count))
+}
+
 /// Every read that is queued starts, never more at once than the limit, and all places are free again
 /// at the end: also where threads are few and some reads are answered on threads of the storage.
 pub fn read_queue() {
     check(&[1, 2, 9], || {
         let (queue, reads) = (ReadQueue::new(2), Arc::new(Reads::default()));
-        let submit = |has_requests, count| -> Box<dyn FnOnce() + Send> {
-            let (queue, reads) = (queue.for_another_owner(), Arc::clone(&reads));
-            Box::new(move || queue.submit(Arc::new(ReadJob { reads, has_requests }), count))
-        };
+        let submit = |has_requests, count| submission(&queue, &reads, has_requests, count);
         let enter = || -> Box<dyn FnOnce() + Send> {
             let (queue, reads) = (queue.clone(), Arc::clone(&reads));
             Box::new(move || {
@@ -158,10 +166,7 @@ pub fn read_queue() {
 pub fn read_queue_limits() {
     check(&[1, 2, 9], || {
         let (queue, reads) = (ReadQueue::new(2), Arc::new(Reads::default()));
-        let submit = |has_requests, count| -> Box<dyn FnOnce() + Send> {
-            let (queue, reads) = (queue.for_another_owner(), Arc::clone(&reads));
-            Box::new(move || queue.submit(Arc::new(ReadJob { reads, has_requests }), count))
-        };
+        let submit = |has_requests, count| submission(&queue, &reads, has_requests, count);
         let limited = queue.clone();
         let limit = move || [3, 1].into_iter().for_each(|limit| limited.set_max_in_flight(limit));
         join(vec![submit(false, 2), submit(true, 3), Box::new(limit)]);

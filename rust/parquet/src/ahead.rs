@@ -170,13 +170,15 @@ impl Job for AheadJob {
             Task::Place(placing) => self.files.placings().is_awaited(*placing),
             Task::Fetch(_) => true,
         };
+        let mut chunks = Vec::new();
         if is_needed || !self.is_abandoned.load(Ordering::Relaxed) {
             // What fails here is raised where the rows are read.
-            let _ = catch_unwind(AssertUnwindSafe(|| self.run(&task)));
+            let run = catch_unwind(AssertUnwindSafe(|| self.run(&task)));
+            chunks = run.ok().and_then(Result::ok).unwrap_or_default();
         }
         if let Task::Place(placing) = task {
-            let held = lock(&self.progress).held.get(&placing.file).cloned();
-            self.files.placings().end(placing, &held.unwrap_or_default());
+            self.keep(placing, &chunks);
+            self.files.placings().end(placing, &chunks);
         }
         drop(task);
         self.end_task();
@@ -317,10 +319,8 @@ impl AheadJob {
             self.files.placings().begin(placing, || {
                 self.num_left.fetch_add(1, Ordering::AcqRel);
                 let job = Arc::clone(self);
-                Box::new(move |held| {
-                    let mut progress = lock(&job.progress);
-                    progress.held.entry(placing.file).or_default().extend_from_slice(held);
-                    drop(progress);
+                Box::new(move |chunks| {
+                    job.keep(placing, chunks);
                     job.end_task();
                 })
             })
@@ -373,17 +373,21 @@ impl AheadJob {
         cache.claim_ahead(wanted, limit)
     }
 
-    fn run(&self, task: &Task) -> Result<()> {
+    /// Runs a task; returns the chunks that were read to find pages.
+    fn run(&self, task: &Task) -> Result<Vec<Held>> {
         match task {
-            &Task::Open(number) => self.files.file(number).map(drop),
+            &Task::Open(number) => self.files.file(number).map(|_| Vec::new()),
             &Task::Place(Placing { file: number, row_group, column }) => {
                 let file = self.files.file(number as usize)?;
-                let held = self.files.place(file, row_group, column, &self.columns)?;
-                lock(&self.progress).held.entry(number).or_default().extend(held);
-                Ok(())
+                self.files.place(file, row_group, column, &self.columns)
             }
-            Task::Fetch(request) => self.fetch(request),
+            Task::Fetch(request) => self.fetch(request).map(|()| Vec::new()),
         }
+    }
+
+    /// Keeps the chunks that were read for `placing` until its units are claimed.
+    fn keep(&self, placing: Placing, chunks: &[Held]) {
+        lock(&self.progress).held.entry(placing.file).or_default().extend_from_slice(chunks);
     }
 
     fn fetch(&self, request: &Request) -> Result<()> {

@@ -46,11 +46,11 @@ impl Placings {
         lock(&self.0).get(&placing).is_some_and(|waiting| !waiting.is_empty())
     }
 
-    /// Ends what the caller has begun.
-    pub(crate) fn end(&self, placing: Placing, held: &[Held]) {
+    /// Ends what the caller has begun, which has read `chunks`.
+    pub(crate) fn end(&self, placing: Placing, chunks: &[Held]) {
         let waiting = lock(&self.0).remove(&placing).unwrap_or_default();
         for then in waiting {
-            then(held);
+            then(chunks);
         }
     }
 }
