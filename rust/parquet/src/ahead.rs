@@ -4,27 +4,24 @@
 //! same queue, except for one that is running already.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
-use bytes::Bytes;
 use grainmill_core::io::{Job, ReadQueue, storage_latency};
 use grainmill_core::lock::lock;
 use grainmill_core::{Result, interrupt, process};
 
 use crate::cache::{Claim, Estimate, Key, Slot};
 use crate::decode::Unit;
-use crate::fetch::{Fetched, MAX_SLOW_GAP, joined};
+use crate::fetch::JoinLimits;
 use crate::files::{ParquetFiles, Pick};
 use crate::placings::Placing;
 use crate::plan::UnitFinder;
+use crate::requests::{ClaimedUnit, Request, requests_of};
 use crate::room::Held;
 
-/// Requests are not joined beyond this length: several shorter ones take less time than a long one.
-const MAX_JOINED: u64 = 2 << 20;
 /// Rows beyond what is needed next are not read if that takes finding out more of the files, and those
 /// parts have more than this many times as many rows.
 const MAX_SCATTER: u64 = 4;
@@ -81,26 +78,6 @@ enum Task {
     Fetch(Request),
 }
 
-/// A range of a file, and the units that need it.
-#[derive(Debug)]
-struct Request {
-    file: u32,
-    /// Empty where units have all their bytes.
-    range: Range<u64>,
-    units: Vec<Arc<AheadUnit>>,
-}
-
-/// A unit that is decoded as soon as its last request is answered.
-#[derive(Debug)]
-struct AheadUnit {
-    unit: Unit,
-    slot: Weak<Slot>,
-    parts: Mutex<Vec<(u64, Bytes)>>,
-    /// Keeps the bytes of `parts` counted.
-    held: Vec<Held>,
-    num_requests: AtomicUsize,
-}
-
 impl Ahead {
     /// Starts to decode the `columns` of the rows at `positions`; if these are beyond what is needed
     /// next, only if half of the memory has room for all of them.
@@ -120,12 +97,11 @@ impl Ahead {
     /// Starts to fetch and decode units that the caller has claimed.
     pub(crate) fn of_claimed(
         files: &Arc<ParquetFiles>,
-        claimed: &[(Unit, Arc<Slot>)],
+        claimed: Vec<Arc<ClaimedUnit>>,
         queue: &ReadQueue,
     ) -> Self {
         let job = AheadJob::new(files, Vec::new(), Vec::new(), false, queue, &[]);
-        let unit = |(unit, slot): &(Unit, _)| Arc::new(AheadUnit::new(unit.clone(), slot, None));
-        job.add(requests_of(claimed.iter().map(unit).collect()));
+        job.add(fetches(claimed));
         Self { job, owner: process::id() }
     }
 
@@ -258,7 +234,7 @@ impl AheadJob {
             // As far as memory allows.
             Stage::Fetch => {
                 let picks = self.files.picks(&self.positions)?;
-                Ok(Some(requests_of(self.new_units(&picks)?)))
+                Ok(Some(fetches(self.new_units(&picks)?)))
             }
         }
     }
@@ -329,7 +305,7 @@ impl AheadJob {
     }
 
     /// Claims the units of `picks` that nobody decodes yet.
-    fn new_units(&self, picks: &[Pick]) -> Result<Vec<Arc<AheadUnit>>> {
+    fn new_units(&self, picks: &[Pick]) -> Result<Vec<Arc<ClaimedUnit>>> {
         let mut finders: Vec<_> =
             self.columns.iter().map(|&column| UnitFinder::new(&self.files, column)).collect();
         let (mut wanted, mut seen) = (Vec::new(), HashSet::new());
@@ -348,8 +324,8 @@ impl AheadJob {
         for (claim, unit) in self.claims(&estimates).into_iter().zip(wanted) {
             match claim {
                 Some(Claim::Decode(slot)) => {
-                    let chunks = held.get(&unit.key.file);
-                    units.push(Arc::new(AheadUnit::new(unit, &slot, chunks)));
+                    let chunks = held.get(&unit.key.file).map_or(&[][..], Vec::as_slice);
+                    units.push(ClaimedUnit::new(unit, &slot, chunks));
                     slots.push(slot);
                 }
                 Some(Claim::Wait(slot)) => slots.push(slot),
@@ -381,7 +357,11 @@ impl AheadJob {
                 let file = self.files.file(number as usize)?;
                 self.files.place(file, row_group, column, &self.columns)
             }
-            Task::Fetch(request) => self.fetch(request).map(|()| Vec::new()),
+            Task::Fetch(request) if request.is_needed() => {
+                let file = self.files.reopened(request.file)?;
+                request.run(&self.files, &file).map(|()| Vec::new())
+            }
+            Task::Fetch(_) => Ok(Vec::new()),
         }
     }
 
@@ -389,105 +369,8 @@ impl AheadJob {
     fn keep(&self, placing: Placing, chunks: &[Held]) {
         lock(&self.progress).held.entry(placing.file).or_default().extend_from_slice(chunks);
     }
-
-    fn fetch(&self, request: &Request) -> Result<()> {
-        if request.units.iter().all(|unit| unit.slot.strong_count() == 0) {
-            return Ok(()); // nobody waits for them
-        }
-        let file = self.files.reopened(request.file)?;
-        if !request.range.is_empty() {
-            let bytes = file.read(request.range.clone())?;
-            for unit in &request.units {
-                lock(&unit.parts).push((request.range.start, bytes.clone()));
-            }
-        }
-        for unit in &request.units {
-            if unit.num_requests.fetch_sub(1, Ordering::AcqRel) == 1
-                && let Some(slot) = unit.slot.upgrade()
-            {
-                let parts = std::mem::take(&mut *lock(&unit.parts));
-                let fetched = Arc::new(Fetched::with(file.clone(), parts));
-                let of_file = self.files.file(request.file as usize)?;
-                let array = unit.unit.decode(of_file, &fetched);
-                self.files.cache().finish(unit.unit.key, &slot, array.ok());
-            }
-        }
-        Ok(())
-    }
 }
 
-impl AheadUnit {
-    fn new(unit: Unit, slot: &Arc<Slot>, chunks: Option<&Vec<Held>>) -> Self {
-        let mut held: Vec<Held> = Vec::new();
-        for range in unit.ranges() {
-            if !held.iter().any(|chunk| chunk.has(&range)) {
-                let found = chunks.and_then(|all| all.iter().find(|chunk| chunk.has(&range)));
-                held.extend(found.cloned());
-            }
-        }
-        let parts = held.iter().map(|chunk| (chunk.at, chunk.bytes.clone())).collect();
-        Self {
-            unit,
-            slot: Arc::downgrade(slot),
-            parts: Mutex::new(parts),
-            held,
-            num_requests: AtomicUsize::new(0),
-        }
-    }
-
-    /// The ranges of the file that it needs and has not.
-    fn missing(&self) -> Vec<Range<u64>> {
-        let mut ranges = self.unit.ranges();
-        ranges.retain(|range| !self.held.iter().any(|chunk| chunk.has(range)));
-        ranges
-    }
-}
-
-impl Drop for AheadUnit {
-    /// Those that wait for it learn that it was not decoded, if so.
-    fn drop(&mut self) {
-        if let Some(slot) = self.slot.upgrade() {
-            slot.finish(None);
-        }
-    }
-}
-
-/// The requests for `units`, file by file.
-fn requests_of(mut units: Vec<Arc<AheadUnit>>) -> Vec<Task> {
-    units.sort_by_key(|unit| unit.unit.key.file);
-    let by_file = units.chunk_by(|a, b| a.unit.key.file == b.unit.key.file);
-    by_file.flat_map(requests_of_file).map(Task::Fetch).collect()
-}
-
-fn requests_of_file(units: &[Arc<AheadUnit>]) -> Vec<Request> {
-    let Some(file) = units.first().map(|unit| unit.unit.key.file) else { return Vec::new() };
-    let missing: Vec<Vec<Range<u64>>> = units.iter().map(|unit| unit.missing()).collect();
-    let all = missing.iter().flatten().cloned().collect();
-    let mut requests: Vec<Request> = joined(all, MAX_SLOW_GAP, MAX_JOINED)
-        .into_iter()
-        .map(|range| Request { file, range, units: Vec::new() })
-        .collect();
-    let mut complete = Vec::new();
-    for (unit, ranges) in units.iter().zip(missing) {
-        let request = |range: &Range<u64>| {
-            requests.partition_point(|request| request.range.start <= range.start) - 1
-        };
-        let mut needed: Vec<usize> = ranges.iter().map(request).collect();
-        needed.sort_unstable();
-        needed.dedup();
-        unit.num_requests.store(needed.len().max(1), Ordering::Release);
-        if needed.is_empty() {
-            complete.push(Arc::clone(unit));
-        }
-        for number in needed {
-            requests[number].units.push(Arc::clone(unit));
-        }
-    }
-    // Those that need no request are decoded by a task each.
-    requests.extend(complete.into_iter().map(|unit| Request {
-        file,
-        range: 0..0,
-        units: vec![unit],
-    }));
-    requests
+fn fetches(units: Vec<Arc<ClaimedUnit>>) -> Vec<Task> {
+    requests_of(units, JoinLimits::SLOW).into_iter().map(Task::Fetch).collect()
 }

@@ -9,14 +9,25 @@ use grainmill_core::io::storage_latency::StorageLatency;
 use grainmill_core::try_alloc::try_with_capacity;
 use grainmill_core::{Error, Result};
 
-/// Ranges with a smaller gap between them are read together.
-const MAX_GAP: u64 = 16 << 10;
-/// The same where a read has to wait for storage.
-pub(crate) const MAX_SLOW_GAP: u64 = 256 << 10;
-/// Ranges are not joined beyond this length.
-pub(crate) const MAX_JOINED: u64 = 8 << 20;
 /// What a reader of headers fetches at once.
 const WINDOW: u64 = 8 << 10;
+
+/// Which ranges are read together.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct JoinLimits {
+    /// The maximum gap between them.
+    max_gap: u64,
+    /// Ranges are not joined beyond this length.
+    max_len: u64,
+}
+
+impl JoinLimits {
+    pub(crate) const FAST: Self = Self { max_gap: 16 << 10, max_len: 8 << 20 };
+    /// Where reads wait for storage: several shorter ones take less time than a long one.
+    pub(crate) const SLOW: Self = Self { max_gap: 256 << 10, max_len: 2 << 20 };
+    /// The offset indexes of a row group lie next to each other.
+    pub(crate) const INDEXES: Self = Self { max_gap: 256 << 10, max_len: 8 << 20 };
+}
 
 /// A file that was opened for some reads.
 #[derive(Debug, Clone)]
@@ -67,16 +78,6 @@ impl Fetched {
         self.part(range).is_some()
     }
 
-    /// Fetches `ranges` of `file`, one after another.
-    pub(crate) fn of(file: OpenFile, ranges: Vec<Range<u64>>) -> Result<Arc<Self>> {
-        let gap = if file.latency.is_slow() { MAX_SLOW_GAP } else { MAX_GAP };
-        let mut parts = Vec::new();
-        for range in joined(ranges, gap, MAX_JOINED) {
-            parts.push((range.start, file.read(range)?));
-        }
-        Ok(Arc::new(Self { file, parts }))
-    }
-
     /// The bytes in `range`; without a copy if they were fetched.
     pub(crate) fn get(&self, range: Range<u64>) -> Result<Bytes> {
         match self.part(&range) {
@@ -115,23 +116,24 @@ impl Fetched {
     }
 }
 
-/// Joins `ranges` with gaps of up to `max_gap` between them, up to `max_joined` bytes.
-pub(crate) fn joined(
-    mut ranges: Vec<Range<u64>>,
-    max_gap: u64,
-    max_joined: u64,
-) -> Vec<Range<u64>> {
-    ranges.sort_unstable_by_key(|range| range.start);
-    let mut joined: Vec<Range<u64>> = Vec::new();
-    for range in ranges {
+/// Joins `ranges` of a file within `limits`, and those that overlap in any case; each range has what belonged
+/// to those that it was joined from.
+pub(crate) fn joined<T>(
+    mut ranges: Vec<(Range<u64>, T)>,
+    limits: JoinLimits,
+) -> Vec<(Range<u64>, Vec<T>)> {
+    ranges.sort_by_key(|(range, _)| range.start);
+    let mut joined: Vec<(Range<u64>, Vec<T>)> = Vec::new();
+    for (range, of_range) in ranges {
         match joined.last_mut() {
-            Some(last)
-                if range.start <= last.end.saturating_add(max_gap)
-                    && (range.start < last.end || range.end - last.start <= max_joined) =>
+            Some((last, of_last))
+                if range.start <= last.end.saturating_add(limits.max_gap)
+                    && (range.start < last.end || range.end - last.start <= limits.max_len) =>
             {
                 last.end = last.end.max(range.end);
+                of_last.push(of_range);
             }
-            _ => joined.push(range),
+            _ => joined.push((range, vec![of_range])),
         }
     }
     joined
@@ -139,13 +141,40 @@ pub(crate) fn joined(
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
-    #[test]
-    fn close_ranges_are_joined_and_long_ones_are_not() {
-        assert_eq!(joined(vec![40..50, 0..10, 20..30, 5..12], 8, 100), [0..30, 40..50]);
-        assert_eq!(joined(vec![20..30, 0..10], 8, 100), [0..10, 20..30]);
-        assert_eq!(joined(vec![0..50, 50..51], 8, 50), [0..50, 50..51]);
-        assert_eq!(joined(vec![0..50, 49..60], 8, 50), vec![Range { start: 0, end: 60 }]);
+    fn may_join(joined: &Range<u64>, next: &Range<u64>, limits: JoinLimits) -> bool {
+        next.start < joined.end
+            || next.start - joined.end <= limits.max_gap
+                && next.end - joined.start <= limits.max_len
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_are_read_once_and_joined_as_far_as_the_limits_allow(
+            ranges in prop::collection::vec((0..400_u64, 0..60_u64), 0..40),
+            (max_gap, max_len) in (0..40_u64, 0..200_u64),
+        ) {
+            let limits = JoinLimits { max_gap, max_len };
+            let ranges: Vec<_> = ranges.iter().map(|&(at, len)| at..at + len).collect();
+            let found = joined(ranges.iter().cloned().zip(0..).collect(), limits);
+            let mut all: Vec<usize> = found.iter().flat_map(|(_, of)| of.clone()).collect();
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..ranges.len()).collect::<Vec<_>>());
+            for (whole, of) in &found {
+                let of: Vec<_> = of.iter().map(|&number| &ranges[number]).collect();
+                prop_assert_eq!(whole.start, of[0].start);
+                prop_assert_eq!(Some(whole.end), of.iter().map(|range| range.end).max());
+                for (count, next) in of.iter().enumerate().skip(1) {
+                    let end = of[..count].iter().map(|range| range.end).max();
+                    prop_assert!(may_join(&(whole.start..end.unwrap()), next, limits));
+                }
+            }
+            for pair in found.windows(2) {
+                prop_assert!(!may_join(&pair[0].0, &ranges[pair[1].1[0]], limits));
+            }
+        }
     }
 }

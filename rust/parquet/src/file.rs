@@ -15,7 +15,7 @@ use grainmill_core::process::PerProcess;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 
-use crate::fetch::{Fetched, MAX_JOINED, OpenFile, joined, read};
+use crate::fetch::{Fetched, JoinLimits, OpenFile, joined, read};
 use crate::footer::{self, Footer};
 use crate::layout::{self, Layout, MAX_SLOW_WHOLE, Place};
 use crate::room::{Held, MAX_TAKEN, Room};
@@ -29,8 +29,6 @@ const MAGIC: &[u8] = b"PAR1";
 /// A row group with more rows is taken for damaged.
 const MAX_GROUP_ROWS: u64 = 1 << 40;
 const ENCRYPTED_MAGIC: &[u8] = b"PARE";
-/// The offset indexes of a row group lie next to each other: with smaller gaps they are read together.
-const MAX_INDEX_GAP: u64 = 256 << 10;
 
 type Layouts = HashMap<(usize, usize), Arc<Placed>>;
 
@@ -221,12 +219,12 @@ impl ParquetFile {
         for &leaf in columns.iter().flat_map(|&column| &self.columns[column].leaves) {
             let place = Place { path: &self.path, row_group, column: group.column(leaf) };
             match layout::index_range(place, file.byte_len)? {
-                Some(range) => indexes.push(range),
+                Some(range) => indexes.push((range, ())),
                 None => chunks.push(layout::chunk(place, file.byte_len)?),
             }
         }
         let (mut parts, mut held) = (Vec::new(), Vec::new());
-        for range in joined(indexes, MAX_INDEX_GAP, MAX_JOINED) {
+        for (range, _) in joined(indexes, JoinLimits::INDEXES) {
             parts.push((range.start, file.read(range)?));
         }
         if latency.is_slow() {

@@ -1,8 +1,8 @@
 //! Rows of Parquet files by position.
 //!
 //! [`ParquetFiles`] is many files (`file_table`) as one sequence of rows. A read (`read`) finds the pages
-//! that hold the rows (`plan`, `layout`), fetches those that are not decoded yet (`fetch`), decodes them with the
-//! `parquet` crate (`decode`), keeps the arrays within a limit (`cache`) and gathers the rows in the order
+//! that hold the rows (`plan`, `layout`), fetches those that are not decoded yet (`requests`, `fetch`), decodes them
+//! with the `parquet` crate (`decode`), keeps the arrays within a limit (`cache`) and gathers the rows in the order
 //! requested (`parts`). Where storage is slow, rows can be decoded before they are asked for (`ahead`), and
 //! `room` limits what is read to find pages. The crate decodes values only: `pages` reads page headers
 //! (`thrift`), decompresses pages (`decompress`) and checks what they claim (`delta`), and `footer` gives
@@ -26,6 +26,7 @@ mod parts;
 mod placings;
 mod plan;
 mod read;
+mod requests;
 mod room;
 mod schema;
 mod thrift;

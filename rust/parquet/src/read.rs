@@ -1,6 +1,7 @@
 //! Reads rows: decodes the units that hold them, and gathers their values in the order requested.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,12 +11,13 @@ use grainmill_core::io::ReadQueue;
 use grainmill_core::{Error, Result};
 
 use crate::ahead::Ahead;
-use crate::cache::{Claim, Key, Slot};
+use crate::cache::{Claim, Key};
 use crate::decode::Unit;
-use crate::fetch::{Fetched, OpenFile};
+use crate::fetch::{JoinLimits, OpenFile};
 use crate::files::{ParquetFiles, Pick, small};
 use crate::parts::{Parts, parts_of};
 use crate::plan::{UnitFinder, holds};
+use crate::requests::{ClaimedUnit, requests_of};
 
 /// Not less is decoded before rows are gathered, whatever the limit of the cache.
 const MIN_PASS_BYTES: f64 = 64.0 * 1024.0 * 1024.0;
@@ -262,29 +264,30 @@ impl ParquetFiles {
     fn arrays(self: &Arc<Self>, units: &[Unit], opened: &mut Opened<'_>) -> Result<Vec<ArrayRef>> {
         let claims = self.cache().claim(units.iter().map(Unit::estimate));
         let mut arrays: Vec<Option<ArrayRef>> = vec![None; units.len()];
-        let (mut slots, mut missing) = (Vec::new(), Claimed(Vec::new()));
+        let (mut slots, mut missing) = (Vec::new(), Vec::new());
         for (number, claim) in claims.into_iter().enumerate() {
             match claim {
                 Claim::Found(array) => arrays[number] = Some(array),
                 Claim::Wait(slot) => slots.push((number, slot)),
                 Claim::Decode(slot) => {
-                    slots.push((number, Arc::clone(&slot)));
-                    missing.0.push((units[number].clone(), slot));
+                    missing.push(ClaimedUnit::new(units[number].clone(), &slot, &[]));
+                    slots.push((number, slot));
                 }
             }
         }
         match opened.queue {
-            Some(queue) if self.is_slow() && !missing.0.is_empty() => {
-                Ahead::of_claimed(self, &missing.0, queue).wait()?;
+            Some(queue) if self.is_slow() && !missing.is_empty() => {
+                Ahead::of_claimed(self, missing, queue).wait()?;
             }
-            _ => self.decode(&missing.0, opened)?,
+            _ => self.decode(missing, opened)?,
         }
         for (number, slot) in slots {
             let mut array = slot.wait()?;
             if array.is_none() {
                 // Those who fetched it could not decode it: this thread finds out why. As long as the slot
                 // is held, others find what it decodes.
-                self.decode(&[(units[number].clone(), Arc::clone(&slot))], opened)?;
+                let unit = ClaimedUnit::new(units[number].clone(), &slot, &[]);
+                self.decode(vec![unit], opened)?;
                 array = slot.wait()?;
             }
             arrays[number] = Some(array.ok_or_else(nothing_decoded)?);
@@ -292,25 +295,15 @@ impl ParquetFiles {
         Ok(arrays.into_iter().flatten().collect())
     }
 
-    /// Decodes units on this thread.
-    fn decode(&self, units: &[(Unit, Arc<Slot>)], opened: &mut Opened<'_>) -> Result<()> {
-        let mut ranges: BTreeMap<u32, Vec<Range<u64>>> = BTreeMap::new();
-        for (unit, _) in units {
-            ranges.entry(unit.key.file).or_default().extend(unit.ranges());
-        }
-        let mut fetched = HashMap::new();
-        for (number, ranges) in ranges {
-            let file = match opened.files.get(&number) {
-                Some(file) => file.clone(),
-                None => self.reopened(number)?,
+    /// Fetches and decodes units on this thread.
+    fn decode(&self, units: Vec<Arc<ClaimedUnit>>, opened: &mut Opened<'_>) -> Result<()> {
+        let limits = if self.is_slow() { JoinLimits::SLOW } else { JoinLimits::FAST };
+        for request in requests_of(units, limits) {
+            let file = match opened.files.entry(request.file) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => entry.insert(self.reopened(request.file)?),
             };
-            opened.files.insert(number, file.clone());
-            fetched.insert(number, Fetched::of(file, ranges)?);
-        }
-        for (unit, slot) in units {
-            let file = self.file(unit.key.file as usize)?;
-            let array = unit.decode(file, &fetched[&unit.key.file])?;
-            self.cache().finish(unit.key, slot, Some(array));
+            request.run(self, file)?;
         }
         Ok(())
     }
@@ -325,13 +318,4 @@ fn nothing_decoded() -> Error {
 struct Opened<'a> {
     files: HashMap<u32, OpenFile>,
     queue: Option<&'a ReadQueue>,
-}
-
-/// Claims of a thread, which end even if it fails.
-struct Claimed(Vec<(Unit, Arc<Slot>)>);
-
-impl Drop for Claimed {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|(_, slot)| slot.finish(None));
-    }
 }
