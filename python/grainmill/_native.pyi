@@ -63,6 +63,7 @@ __all__ = [
     "limit_threads",
     "list_objects",
     "masked_crc32c",
+    "megatron_token_type",
     "num_cores",
     "object_identities",
     "open_process_file",
@@ -139,6 +140,10 @@ class Format:
     def web_dataset(compression: str, beside: bool, index_dir: str | None) -> Format: ...
     @staticmethod
     def bagz(compression: str, separate_limits: bool, dictionary: bytes | None) -> Format: ...
+    @staticmethod
+    def megatron(token_type: int) -> Format: ...
+
+def megatron_token_type(path: str, header: bytes) -> tuple[int, str]: ...
 
 @final
 class TFRecordStream:

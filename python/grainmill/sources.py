@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from grainmill._sources.bagz import BagzDataSource
     from grainmill._sources.hugging_face import HuggingFaceDataSource, HuggingFaceIterDataset
     from grainmill._sources.json_lines import JsonLinesDataSource
+    from grainmill._sources.megatron import MegatronDataSource
     from grainmill._sources.mixture import mix_from_text, parse_mixture
     from grainmill._sources.parquet import ParquetDataSource
     from grainmill._sources.tfrecord import TFRecordDataSource
@@ -31,6 +32,7 @@ else:
             "grainmill._sources.bagz": ["BagzDataSource"],
             "grainmill._sources.hugging_face": ["HuggingFaceDataSource", "HuggingFaceIterDataset"],
             "grainmill._sources.json_lines": ["JsonLinesDataSource"],
+            "grainmill._sources.megatron": ["MegatronDataSource"],
             "grainmill._sources.mixture": ["mix_from_text", "parse_mixture"],
             "grainmill._sources.parquet": ["ParquetDataSource"],
             "grainmill._sources.tfrecord": ["TFRecordDataSource"],
@@ -45,6 +47,7 @@ __all__ = [
     "HuggingFaceDataSource",
     "HuggingFaceIterDataset",
     "JsonLinesDataSource",
+    "MegatronDataSource",
     "ParquetDataSource",
     "RandomAccessDataSource",
     "RangeDataSource",

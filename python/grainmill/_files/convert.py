@@ -113,6 +113,8 @@ def convert(
     shards = _shards(output, num_shards, paths, found, target, is_shuffled=shuffle)
     _check_outputs(shards, paths)
     _check_mixture(shards, found, target, content, is_shuffled=shuffle)
+    if content == "example" or (target.rows and content == "same"):
+        _refuse_tokens(paths, found)
     if target.name == "bagz" and options:
         _check_compression(shards[0].path, options)
     order = seed if shuffle else None
@@ -151,12 +153,14 @@ def _target_format(output: str, given: str | None) -> formats.Format:
         hint = "; a directory of a bucket ends with /" if is_url(output) else ""
         names = f" ({', '.join(formats.WRITTEN)}){hint}"
         raise ValueError(Message(head, Argument("target_format"), names))
-    if not found.written:  # only a WebDataset
-        raise ValueError(
-            f"{output}: {found.title} files are not written: a record does not say which "
-            "files it consists of; ArrayRecord and Parquet keep rows; to copy a WebDataset, copy "
-            "its .tar files"
-        )
+    if not found.written:
+        why = ""
+        if found.name == "webdataset":
+            why = (
+                ": a record does not say which files it consists of; ArrayRecord and Parquet keep "
+                "rows; to copy a WebDataset, copy its .tar files"
+            )
+        raise ValueError(f"{output}: {found.title} files are not written{why}")
     return found
 
 
@@ -305,6 +309,15 @@ def _check_mixture(
             f"records of {names} inputs cannot be rows of one {target.title} file; convert them to "
             "JSON Lines first"
         )
+
+
+def _refuse_tokens(paths: list[str], found: list[formats.Format]) -> None:
+    for path, each in zip(paths, found, strict=True):
+        if each.name == "megatron":
+            raise ValueError(
+                f"{path}: documents are lists of tokens, without names for columns or features; "
+                "convert them to JSON Lines"
+            )
 
 
 def _check_compression(path: str, options: str) -> None:

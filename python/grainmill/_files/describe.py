@@ -78,7 +78,7 @@ def describe(
         info["compression"] = ",".join(table.codecs()) or None
         info["row_groups"] = table.row_group_lens()[0]
         info["columns"] = dict(table.column_types())
-    else:
+    elif found.name == "array_record":
         files = reading.files_of(found.open([path]))
         if files is not None:
             group_size = files.group_sizes[0]

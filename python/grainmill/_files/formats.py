@@ -46,7 +46,7 @@ class Format:
         scanned: Whether its source finds records by a scan, and keeps what it found in an index.
         in_order: Whether files are read without an index, from start to end.
         written: Whether files of it can be written.
-        rows: Whether records are rows, `dict`s, not `bytes`.
+        rows: Whether records are rows, `dict`s, or arrays of tokens, not `bytes`.
         options: What the `options` of `convert` may contain, in words.
         numbers_first: Whether the number of a shard stands before the extension, since readers
             look at the end of the name.
@@ -132,6 +132,7 @@ FORMATS = {
             numbers_first=True,
         ),
         Format("webdataset", "WebDataset", "WebDatasetDataSource", scanned=True, rows=True),
+        Format("megatron", "Megatron-LM", "MegatronDataSource", rows=True),
     )
 }
 READ = tuple(FORMATS)
@@ -206,9 +207,9 @@ def detect_format(path: str | os.PathLike[str], format: str | None = None) -> Fo
     else:
         _check_readable(path)
         found, by_name = of_content(path), of_name(path)
-        # A Bagz file has no mark of its own: it begins with its first record, which may be JSON.
-        may_be_bagz = found is FORMATS["jsonl"] and by_name is FORMATS["bagz"]
-        if found is None or may_be_bagz:
+        # These have no mark of their own: they begin with their first record, which may be JSON.
+        has_no_mark = by_name in {FORMATS["bagz"], FORMATS["megatron"]}
+        if found is None or (found is FORMATS["jsonl"] and has_no_mark):
             found = by_name
     if found is None:
         head = f"{path}: its format is not known from its name or content; pass "

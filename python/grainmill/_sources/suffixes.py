@@ -12,6 +12,7 @@ EXTENSIONS: Final = {
     "bagz": (".bagz", ".bag"),
     "parquet": (".parquet", ".pq"),
     "webdataset": (".tar", ".tgz"),
+    "megatron": (".bin",),
 }
 GZIP: Final = (".gz", ".gzip")
 # What readers decompress: sources refuse zstd, but do not pass over such a file in silence.

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=_VIEWS,
         default="auto",
         help="how records are printed; auto: as JSON, text or tf.train.Example where they are "
-        "that, otherwise hex; rows of Parquet and WebDataset files: as JSON only",
+        "that, otherwise hex; rows of Parquet and WebDataset files, and tokens: as JSON only",
     )
     parser.add_argument(
         "-n",

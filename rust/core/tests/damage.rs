@@ -15,6 +15,7 @@ use grainmill_core::formats::array_record::RecordWriter;
 use grainmill_core::formats::bagz::{Bagz, BagzCompression, Dictionary, Limits};
 use grainmill_core::formats::checksum::crc32c;
 use grainmill_core::formats::json_lines::JsonLines;
+use grainmill_core::formats::megatron::Megatron;
 use grainmill_core::formats::record_limit::set_max_record_bytes;
 use grainmill_core::formats::riegeli::chunk::{CHUNK_HEADER_LEN, ChunkHeader, kind};
 use grainmill_core::formats::riegeli::hash::hash;
@@ -53,7 +54,7 @@ fn limit_memory() {
 
 // --- files in memory -----------------------------------------------------------------------------
 
-/// A file, and one of the same name with `limits.` before it.
+/// A file, and the one with its limits or index.
 #[derive(Debug, Clone)]
 struct Memory {
     file: Arc<Vec<u8>>,
@@ -268,6 +269,20 @@ fn bagz(compression: BagzCompression) -> Read {
     Read::ByPosition(Arc::new(Bagz { compression, limits: Limits::Tail }), Vec::new())
 }
 
+/// Each record is a document of one sequence of bytes.
+fn megatron(records: &[Vec<u8>]) -> (Read, Vec<u8>) {
+    let count = records.len() as u64;
+    let counts =
+        records.iter().flat_map(|record| u32::try_from(record.len()).unwrap().to_le_bytes());
+    let ends = limits(records);
+    let begins = [&[0; 8], &ends[..ends.len() - 8]].concat();
+    let mut index = b"MMIDIDX\0\0\x01\0\0\0\0\0\0\0\x01".to_vec();
+    index.extend([count, count + 1].into_iter().flat_map(u64::to_le_bytes));
+    index.extend(counts.chain(begins));
+    index.extend((0..=count).flat_map(u64::to_le_bytes));
+    (Read::ByPosition(Arc::new(Megatron { token_type: 1 }), index), records.concat())
+}
+
 fn cases() -> Vec<Case> {
     use Compression::{Gzip, None, Zlib};
     let records = records();
@@ -309,6 +324,7 @@ fn cases() -> Vec<Case> {
             separate(BagzCompression::Zstd(Some(dictionary)), &by_dictionary),
             true,
         ),
+        case("megatron", megatron(&records), false),
         case("tfrecord in order", (Read::InOrder(|| Box::new(TfRecord)), frames.clone()), true),
         case("tfrecord gzip in order", (Read::InOrder(|| Box::new(TfRecord)), gzip(&frames)), true),
         case("tfrecord zlib in order", (Read::InOrder(|| Box::new(TfRecord)), zlib(&frames)), true),

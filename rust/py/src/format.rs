@@ -1,11 +1,12 @@
 //! The formats of record files, as Python passes them to the engine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use grainmill_core::Error;
 use grainmill_core::formats::bagz::{Bagz, BagzCompression, Dictionary, Limits};
 use grainmill_core::formats::json_lines::JsonLines;
+use grainmill_core::formats::megatron::{Megatron, token_type_of};
 use grainmill_core::formats::scanned::{Compression, Framing, IndexPlaces, ScannedFormat};
 use grainmill_core::formats::tfrecord::TfRecord;
 use grainmill_core::formats::web_dataset::WebDataset;
@@ -81,6 +82,19 @@ impl PyFormat {
         let limits = if separate_limits { Limits::Separate } else { Limits::Tail };
         Ok(Self(Arc::new(Bagz { compression, limits })))
     }
+
+    /// Files of Megatron-LM whose tokens have the type of this code.
+    #[staticmethod]
+    fn megatron(token_type: u8) -> Self {
+        Self(Arc::new(Megatron { token_type }))
+    }
+}
+
+/// The code and the name of the type of tokens that an index of Megatron-LM has, by its first bytes.
+#[pyfunction]
+fn megatron_token_type(path: &str, header: &[u8]) -> Result<(u8, &'static str), Raised> {
+    let found = token_type_of(header);
+    Ok(found.map_err(|problem| Error::corrupt(Path::new(path), "header at byte 0", problem))?)
 }
 
 fn scanned<F: Framing>(
@@ -106,5 +120,6 @@ fn unknown(compression: &str, known: &str) -> Raised {
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<PyFormat>()
+    module.add_class::<PyFormat>()?;
+    module.add_function(wrap_pyfunction!(megatron_token_type, module)?)
 }

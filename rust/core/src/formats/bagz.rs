@@ -13,7 +13,7 @@ use super::format_error::FormatError;
 use super::index_cache::IndexHandle;
 use super::offsets::Offsets;
 use super::raw_bytes::grow_to;
-use super::record_file::{Pick, RecordFile};
+use super::record_file::{Pick, RecordFile, locate_between};
 use super::record_limit::{check_decoded_len, max_decoded_len};
 use super::riegeli::decompress::{ZSTD_MAGIC, zstd_context};
 use crate::io::storage::{FileHandle, Reader, StoredFile};
@@ -344,20 +344,8 @@ impl RecordFile for BagzFile {
     }
 
     fn locate(&self, picks: &mut [Pick], latency: Option<&StorageLatency>) -> Result<bool> {
-        let Some(offsets) = self.offsets.offsets(latency, |latency| self.load(latency))? else {
-            return Ok(false);
-        };
-        let mut offsets = offsets.reader();
-        for pick in picks {
-            let at = usize::try_from(pick.record).expect("the number of a record");
-            let extent = offsets.get(at)?.zip(offsets.get(at + 1)?);
-            (pick.begin, pick.end) = extent.expect("the number of a record");
-            (pick.within, pick.predicted_len) = (0, 0);
-            if !self.is_zstd {
-                pick.predicted_len = u32::try_from(pick.end - pick.begin).unwrap_or(0);
-            }
-        }
-        Ok(true)
+        let offsets = self.offsets.offsets(latency, |latency| self.load(latency))?;
+        offsets.map_or(Ok(false), |offsets| locate_between(&offsets, picks, !self.is_zstd))
     }
 
     fn is_same(&self, reader: Reader<'_>) -> Result<bool> {

@@ -12,6 +12,7 @@ pub mod format;
 pub mod format_error;
 pub mod index_cache;
 pub mod json_lines;
+pub mod megatron;
 pub mod offsets;
 pub mod outputs;
 pub(crate) mod raw_bytes;

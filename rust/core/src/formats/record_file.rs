@@ -12,6 +12,7 @@ use super::checksum::UnverifiedRecord;
 use super::chunk_records::ChunkRecords;
 use super::decode_scratch::DecodeScratch;
 use super::format_error::FormatError;
+use super::offsets::Offsets;
 use super::raw_bytes::grow_to;
 use crate::io::storage::{Reader, StoredFile};
 use crate::io::storage_latency::StorageLatency;
@@ -124,6 +125,29 @@ impl Pick {
         // An empty record of a format without chunks begins where the next one does.
         self.begin == other.begin && self.end == other.end && self.file == other.file
     }
+}
+
+/// Sets where the records of `picks` are if each reaches from its offset to the next one; `is_plain` if its
+/// bytes are stored as they are. Returns true, as [`RecordFile::locate`] does then.
+///
+/// # Errors
+/// If the offsets cannot be read.
+pub(super) fn locate_between(
+    offsets: &Offsets,
+    picks: &mut [Pick],
+    is_plain: bool,
+) -> Result<bool> {
+    let mut offsets = offsets.reader();
+    for pick in picks {
+        let at = usize::try_from(pick.record).expect("the number of a record");
+        let extent = offsets.get(at)?.zip(offsets.get(at + 1)?);
+        (pick.begin, pick.end) = extent.expect("the number of a record");
+        (pick.within, pick.predicted_len) = (0, 0);
+        if is_plain {
+            pick.predicted_len = u32::try_from(pick.end - pick.begin).unwrap_or(0);
+        }
+    }
+    Ok(true)
 }
 
 /// The result of a direct read: the record, or its destination if the record is not as expected.

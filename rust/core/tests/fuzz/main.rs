@@ -55,6 +55,7 @@ target_tests! {
     json_lines
     web_dataset
     bagz
+    megatron
     written
 }
 

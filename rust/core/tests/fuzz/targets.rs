@@ -11,6 +11,7 @@ use grainmill_core::formats::array_record::footer::{self, FooterParser, MAGIC};
 use grainmill_core::formats::array_record::{WriterOptions, verify};
 use grainmill_core::formats::bagz::{Bagz, BagzCompression, Dictionary, Limits};
 use grainmill_core::formats::json_lines::JsonLines;
+use grainmill_core::formats::megatron::Megatron;
 use grainmill_core::formats::record_limit::set_max_record_bytes;
 use grainmill_core::formats::riegeli::block::BLOCK_LEN;
 use grainmill_core::formats::riegeli::chunk::{self, CHUNK_HEADER_LEN, ChunkHeader, kind};
@@ -48,7 +49,7 @@ const MAX_RECORDS: u64 = 1 << 16;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 22] = [
+pub(crate) const TARGETS: [Target; 23] = [
     ("file", file),
     ("chunks", chunks),
     ("headers", headers),
@@ -70,6 +71,7 @@ pub(crate) const TARGETS: [Target; 22] = [
     ("json_lines", json_lines),
     ("web_dataset", web_dataset),
     ("bagz", bagz),
+    ("megatron", megatron),
     ("written", written),
 ];
 
@@ -116,6 +118,11 @@ fn bagz(input: &[u8]) {
     };
     let limits = if options % 2 == 0 { Limits::Tail } else { Limits::Separate };
     read_file_in(Bagz { compression, limits }, bytes.to_vec());
+}
+
+/// The input is the index, of the types that have one byte, and also its tokens.
+fn megatron(input: &[u8]) {
+    read_file_in(Megatron { token_type: 1 }, input.to_vec());
 }
 
 /// A file of the chunks in the input, with valid checksums; the last one is the footer.
@@ -834,6 +841,12 @@ pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
     seeds.extend(streams.map(|(name, bytes)| (name, bytes.to_vec())));
     seeds.extend(lines);
     seeds.extend(written);
+    // Documents of two sequences and of one; the index has the length that it states for the tokens.
+    let header = [&b"MMIDIDX\0\0"[..], &1_u64.to_le_bytes(), &[1]].concat();
+    let longs = |values: &[u64]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let counts = [50_i32, 0, 44].map(i32::to_le_bytes).concat();
+    let index = [header, longs(&[3, 3]), counts, longs(&[0, 50, 50]), longs(&[0, 2, 3])].concat();
+    seeds.push(("megatron", index));
     seeds.extend(texts.map(|text| ("json", text.as_bytes().to_vec())));
     seeds.extend(examples().into_iter().map(|message| ("example", message)));
     seeds
