@@ -204,6 +204,11 @@ def test_what_is_wrong_with_an_index_is_said():
         Path("a.idx").write_bytes(changed)
         with pytest.raises(grain.GrainmillError, match=problem):
             MegatronDataSource("a")
+    write("a", [[[1], [2]], [], [[3]]])
+    index = Path("a.idx").read_bytes()
+    Path("a.idx").write_bytes(index[:-16] + struct.pack("<2q", 1, 3))
+    with pytest.raises(grain.GrainmillError, match="bound 2 of documents: is 1, expected 2 to 3"):
+        MegatronDataSource("a")
     Path("a.idx").unlink()
     with pytest.raises(FileNotFoundError, match=r"a\.idx"):
         MegatronDataSource("a")
