@@ -1,6 +1,5 @@
 """`ParseExample` agrees with TensorFlow, with `protobuf` and with a slow decoder in Python."""
 
-import functools
 import json
 import pickle
 from pathlib import Path
@@ -15,7 +14,6 @@ from oracle_example import bytes_list, entry, example, float_list, int64_list, p
 
 import grainmill as grain
 from grainmill import MapDataset
-from grainmill._native import Records
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.transforms import Feature, ParseExample
 
@@ -406,67 +404,6 @@ def write(path, records, options="group_size:1,uncompressed"):
         for record in records:
             writer.write(record)
     return grain.sources.ArrayRecordDataSource(str(path))
-
-
-SOURCES = {
-    "files": write,
-    "groups": functools.partial(write, options="group_size:16,zstd"),
-    "list": lambda _, records: list(records),
-}
-
-
-class OneByOne(grain.transforms.Map):
-    def __init__(self, parse):
-        self._parse = parse
-
-    def map(self, element):
-        return self._parse.map(element)
-
-
-@pytest.mark.parametrize(
-    "options", [None, grain.ReadOptions(num_threads=0), grain.ReadOptions(num_workers=1)]
-)
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("batch_size", [1, 7, 128])
-def test_batches_are_those_of_single_elements(tmp_path, source, batch_size, options):
-    records = SOURCES[source](tmp_path / "records", map(record_of, range(NUM)))
-
-    def batches(transform):
-        ds = MapDataset.source(records).shuffle(seed=1).map(transform).batch(batch_size)
-        return list(ds if options is None else ds.to_iter_dataset(options))
-
-    found = batches(ParseExample(FEATURES))
-    expected = batches(OneByOne(ParseExample(FEATURES)))
-    assert len(found) == len(expected)
-    for batch, other in zip(found, expected, strict=True):
-        assert_same(batch, other)
-
-
-def test_rows_are_written_by_the_engine(tmp_path, monkeypatch):
-    """Only the first elements are built in Python, which show their structure, and no `bytes`."""
-    source = write(tmp_path / "records", map(record_of, range(NUM)))
-    parse = ParseExample(FEATURES)
-    built = []
-    real = ParseExample.map_block
-    monkeypatch.setattr(
-        ParseExample, "map_block", lambda self, xs: built.append(len(xs)) or real(self, xs)
-    )
-    taken = []
-    fill = ParseExample._fill_rows
-    monkeypatch.setattr(
-        ParseExample, "_fill_rows", lambda self, xs, *to: taken.append(xs) or fill(self, xs, *to)
-    )
-    batches = list(MapDataset.source(source).map(parse).batch(50))
-    assert sum(map(len, (batch["label"] for batch in batches))) == NUM
-    assert sum(built) < NUM / 3
-    assert sum(built) + sum(map(len, taken)) == NUM
-    assert {type(records) for records in taken} == {Records}
-    first = taken[0]
-    assert list(first) == [source[sum(built) + at] for at in range(len(first))]
-    assert first[-1] == first[len(first) - 1]
-    for beyond in (len(first), -len(first) - 1):
-        with pytest.raises(IndexError, match=f"record {beyond} of {len(first)}"):
-            first[beyond]
 
 
 def test_a_wrong_record_fails_at_its_place(tmp_path):

@@ -483,14 +483,20 @@ class ExampleParser:
     def fill(
         self,
         records: Sequence[bytes],
-        columns: Sequence[tuple[str, NDArray[Any] | list[Any]]],
+        columns: dict[str, NDArray[Any] | list[Any]],
         at: int,
     ) -> bool: ...
 
 @final
 class JsonParser:
-    def __new__(cls, described: Sequence[Any]) -> JsonParser: ...
+    def __new__(cls, fields: Sequence[Any]) -> JsonParser: ...
     def parse(self, records: list[Any]) -> list[dict[str, Any]]: ...
+    def fill(
+        self,
+        records: Sequence[bytes | str],
+        columns: dict[str, NDArray[Any] | list[Any]],
+        at: int,
+    ) -> bool: ...
 
 def fill_columns(
     files: RecordFiles,

@@ -152,10 +152,7 @@ class ParseExample(OfEngine, Map):
         self, elements: Sequence[bytes], columns: Sequence[tuple[Any, Any]], at: int
     ) -> bool:
         """Writes the features to the rows of a batch; see `RowWriter`."""
-        targets = dict(columns)
-        if targets.keys() != self._features.keys():
-            return False
-        return self._engine.fill(elements, [(name, targets[name]) for name in self._features], at)
+        return self._engine.fill(elements, dict(columns), at)
 
     def __repr__(self) -> str:
         sequences = f", sequences={self._sequences}" if self._sequences else ""
@@ -189,11 +186,11 @@ def _described(name: str, feature: Feature, *, steps: bool) -> tuple[Any, ...]:
     what = f"feature `{name}`"
     own, any_len = row_shape(what, feature.shape)
     if feature.dtype in {bytes, str}:
-        kind, number, dtype = _BYTES_LIST, None, None
+        kind, numbers, dtype = _BYTES_LIST, None, None
     else:
         dtype = np.dtype(feature.dtype).newbyteorder("=")
-        number = dtype.name
-        if number not in NUMBERS:
+        numbers = (dtype.name, dtype)
+        if dtype.name not in NUMBERS:
             raise ValueError(
                 f"{what}: `dtype` must be `bytes`, `str`, `bool`, an integer dtype, "
                 f"float32 or float64, got {feature.dtype!r}"
@@ -203,7 +200,7 @@ def _described(name: str, feature: Feature, *, steps: bool) -> tuple[Any, ...]:
     if feature.optional and feature.default is not None:
         raise ValueError(f"{what}: give `default` or `optional=True`, not both")
     if feature.optional:
-        absent = (None, b"")
+        absent = (None, None)
     elif steps and feature.default is not None:
         raise ValueError(f"{what}: features of steps have no `default`")
     elif feature.default is not None:
@@ -211,8 +208,7 @@ def _described(name: str, feature: Feature, *, steps: bool) -> tuple[Any, ...]:
         absent = default_value(what, feature.default, feature.shape, kept)
     elif any_len and not steps:
         absent = (np.empty((0, *own), object if dtype is None else dtype), b"")
-    text = feature.dtype is str
-    return name, kind, number, dtype, text, list(own), any_len, absent
+    return kind, feature.dtype is str, (name, numbers, list(own), any_len, absent)
 
 
 def value_spec(

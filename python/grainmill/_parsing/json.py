@@ -105,6 +105,14 @@ class ParseJson(OfEngine, Map):
         """
         return self._engine.parse(elements)
 
+    _takes_records = True
+
+    def _fill_rows(
+        self, elements: Sequence[bytes | str], columns: Sequence[tuple[Any, Any]], at: int
+    ) -> bool:
+        """Writes the fields to the rows of a batch; see `RowWriter`."""
+        return self._engine.fill(elements, dict(columns), at)
+
     _ignores_input_spec = True
 
     def output_spec(self, input_spec: Any) -> dict[str, Any]:  # noqa: ARG002 - it is any object
@@ -153,16 +161,18 @@ def _described(name: str, field: JsonField) -> tuple[Any, ...]:
                 f"{what}: `dtype` must be `object`, `bytes`, `str`, `bool`, an integer dtype, "
                 f"float32 or float64, got {field.dtype!r}"
             )
-    absent = None
+    absent: Any = None
     if field.optional and field.default is not None:
         raise ValueError(f"{what}: give `default` or `optional=True`, not both")
     if kind == "object":
         if field.shape:
             raise ValueError(f"{what}: `object` takes no `shape`, got {field.shape}")
-        absent = (field.default,) if field.optional or field.default is not None else None
+        given = field.optional or field.default is not None
+        absent = (field.default, None) if given else None
     elif field.optional:
-        absent = (None,)
+        absent = (None, None)
     elif field.default is not None:
         kept: Any = field.dtype if dtype is None else dtype
-        absent = (default_value(what, field.default, field.shape, kept)[0],)
-    return name, list(path), kind, dtype, list(shape), any_len, absent
+        absent = default_value(what, field.default, field.shape, kept)
+    numbers = None if dtype is None else (dtype.name, dtype)
+    return list(path), kind, (name, numbers, list(shape), any_len, absent)

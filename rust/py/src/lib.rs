@@ -25,6 +25,7 @@ mod pack;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod parse;
+mod parse_example;
 mod parse_json;
 mod python_input;
 mod python_storage;
@@ -69,7 +70,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     storage::register(module)?;
     buckets::register(module)?;
     pack::register(module)?;
-    parse::register(module)?;
+    parse_example::register(module)?;
     parse_json::register(module)?;
     tfrecord::register(module)?;
     waiting::register(module)
