@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import pickle
 import struct
 from pathlib import Path
@@ -218,6 +219,25 @@ def test_what_is_wrong_with_an_index_is_said():
     write("b", [[[1]]], code=4)
     with pytest.raises(grain.GrainmillError, match=r"b\.idx: .* tokens are int32, expected uint16"):
         MegatronDataSource(["a", "b"])
+
+
+def test_what_is_no_regular_file_is_not_waited_for():
+    write("a", [[[1]]])
+    for name in ("a.idx", "a.bin"):
+        content = Path(name).read_bytes()
+        Path(name).unlink()
+        os.mkfifo(name)
+        with pytest.raises(grain.GrainmillError, match=rf"{name}: whole file: not a regular file"):
+            MegatronDataSource("a")
+        Path(name).unlink()
+        Path(name).write_bytes(content)
+    assert len(MegatronDataSource("a")) == 1
+
+
+def test_a_signed_url_is_refused_and_not_shown():
+    with pytest.raises(ValueError, match="stands for one file") as caught:
+        MegatronDataSource("https://host.invalid/a.bin?token=planted")
+    assert "planted" not in str(caught.value)
 
 
 def test_pipelines_resume_at_every_document_and_workers_change_nothing():

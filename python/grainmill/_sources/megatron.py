@@ -10,7 +10,7 @@ from grainmill import _native
 from grainmill._sources.paths import expand_ranges
 from grainmill._sources.record_files import RecordFilesSource
 from grainmill._sources.suffixes import suffixes_of
-from grainmill._url import absolute
+from grainmill._url import absolute, is_url, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ class MegatronDataSource(RecordFilesSource["np.ndarray[tuple[int], np.dtype[Any]
         dtype: The type of tokens, which all files must have.
 
     Raises:
-        ValueError: There is no path.
+        ValueError: There is no path, or a URL has a query, which signs it alone.
         FileNotFoundError: There is no such file, or no `.idx` file beside it.
         GrainmillError: A file is damaged, or has tokens of another type.
 
@@ -58,6 +58,12 @@ class MegatronDataSource(RecordFilesSource["np.ndarray[tuple[int], np.dtype[Any]
     def __init__(self, paths: Paths) -> None:
         files = expand_ranges(paths, suffixes=suffixes_of("megatron"))
         files = [file._replace(path=f"{file.path.removesuffix('.bin')}.bin") for file in files]
+        for file in files:
+            if is_url(file.path) and "?" in file.path:
+                text = (
+                    "a URL with a query stands for one file, but tokens have their index in another"
+                )
+                raise ValueError(f"{shown(file.path)}: {text}")
         index = absolute(f"{files[0].path.removesuffix('.bin')}.idx")
         header = _native.FileBytes(index).read(_HEADER_LEN)
         code, name = _native.megatron_token_type(index, header)
