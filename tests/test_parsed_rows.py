@@ -166,6 +166,21 @@ def test_columns_of_other_structures_are_not_filled(parser):
     assert not any(values for _, values in lists)
 
 
+@pytest.mark.parametrize("values", [["a", {"x": 1}], ["a", [1, 2]], ["a", None], [None, "a"]])
+@pytest.mark.parametrize("change", [32, 40])
+def test_batches_with_values_of_another_structure(tmp_path, values, change):
+    """The structure of a batch is that of its own elements, not of the batch before."""
+    of_element = [values[at >= change] for at in range(64)]
+    records = [json.dumps({"value": value, "n": [1, 2]}).encode() for value in of_element]
+    ds = MapDataset.source(write(tmp_path / "records", records))
+    parse = ParseJson({"value": object, "n": JsonField("int32", shape=(2,))})
+    found, failure = outcome(ds.map(parse).batch(32))
+    expected, expected_failure = outcome(ds.map(OneByOne(parse)).batch(32))
+    assert_same(found, expected)
+    assert (failure is None) == (expected_failure is None)
+    assert failure is None or failure[:2] == expected_failure[:2]
+
+
 # Fields, and what a record has there: what fits mostly, and sometimes anything.
 KINDS = {
     "one": ("int64", (), {}),

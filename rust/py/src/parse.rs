@@ -245,10 +245,10 @@ impl<K: Kind> Fields<K> {
     /// Writes the numbers of `records` to the rows of `columns` from row `at` on, and appends the
     /// other values to those columns that are lists. `find` finds them in a record.
     ///
-    /// Returns whether it did: not if `columns`, an array or list by name, are not those of
-    /// these fields, nor if a value for a list would make a structure of its own. Then, and if a
-    /// record cannot be parsed, the rows have any content, and nothing is appended. Nothing else may
-    /// read or write the columns meanwhile.
+    /// Returns whether it did: not if `columns`, an array or list by name, are not those of these
+    /// fields. If a record cannot be parsed, the rows have any content, and nothing is appended. Values
+    /// in a list may be of any structure: stacking finds those that differ. Nothing else may read or
+    /// write the columns meanwhile.
     pub(crate) fn fill<'a, 'py>(
         &self,
         py: Python<'py>,
@@ -303,9 +303,6 @@ impl<K: Kind> Fields<K> {
             let found = kept.iter().flat_map(|kept| &kept[number]);
             let values = found.map(|found| field.value(py, found.as_ref(), &mut scratch));
             added.push(values.collect::<PyResult<_>>()?);
-        }
-        if added.iter().flatten().any(is_container) {
-            return Ok(false);
         }
         for (list, values) in lists.iter().zip(added) {
             if let Some(list) = list {
@@ -369,11 +366,4 @@ impl<K: Kind> Fields<K> {
         }
         Ok(kept)
     }
-}
-
-/// Whether elements with `value` have another structure than those with a number or text in its place.
-fn is_container(value: &Bound<'_, PyAny>) -> bool {
-    value.is_none()
-        || value.is_exact_instance_of::<PyList>()
-        || value.is_exact_instance_of::<PyDict>()
 }
