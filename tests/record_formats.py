@@ -3,10 +3,13 @@
 import gzip
 import io
 import json
+import random
 import re
 import struct
 import tarfile
 import zlib
+
+import pyarrow as pa
 
 
 def crc32c(data):
@@ -121,11 +124,31 @@ def bagz(records):
     return b"".join(records) + struct.pack(f"<{len(ends)}Q", *ends)
 
 
+def zstd(data):
+    return pa.compress(data, "zstd", asbytes=True)
+
+
+def skippable(data):
+    """A frame that readers of zstd pass over, as that of a table of seekable zstd."""
+    return b"\x51\x2a\x4d\x18" + struct.pack("<I", len(data)) + data
+
+
+def frames(data):
+    """Frames of zstd of random lengths, also empty ones and some to be passed over."""
+    rng, at, parts = random.Random(len(data)), 0, [skippable(b"table")]
+    while at < len(data):
+        end = at + rng.choice([0, 1, rng.randrange(100), rng.randrange(1 + len(data) // 4)])
+        parts += [zstd(data[at:end]), skippable(bytes(end % 70))][: rng.choice([1, 1, 2])]
+        at = end
+    return b"".join(parts)
+
+
 def compressed(data, how):
+    whole = {"zstd": zstd, "frames": frames, "zlib": zlib.compress}
+    if how in whole:
+        return whole[how](data)
     if how == "gzip":
         return gzip.compress(data, mtime=0)
-    if how == "zlib":
-        return zlib.compress(data)
     if how == "members":
         cut = len(data) // 3
         return gzip.compress(data[:cut], mtime=0) + gzip.compress(data[cut:], mtime=0)

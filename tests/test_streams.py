@@ -11,7 +11,6 @@ from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
-import pyarrow as pa
 import pytest
 import record_formats as formats
 from bucket_server import BucketServer, Fault
@@ -33,23 +32,6 @@ RECORDS = [b"record %d " % number * (number % 9) for number in range(300)]
 ZSTD, SKIPPABLE = b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18"
 MARKS = [b"\x1f\x8b", b"x\x9c", b"x^", ZSTD, SKIPPABLE, b"\xff\xfe", b"\xfe\xff"]
 HOWS = ["none", "gzip", "members", "zlib", "zstd", "frames"]
-
-
-def zstd(data):
-    return pa.compress(data, "zstd", asbytes=True)
-
-
-def skippable(data):
-    return b"\x51\x2a\x4d\x18" + len(data).to_bytes(4, "little") + data
-
-
-def compressed(data, how):
-    if how == "zstd":
-        return zstd(data)
-    if how == "frames":
-        cut = len(data) // 3
-        return zstd(data[:cut]) + skippable(b"between") + zstd(data[cut:])
-    return formats.compressed(data, how)
 
 
 def tfrecord(records):
@@ -100,11 +82,11 @@ def slow():
 def test_streams_match_the_slow_twin(tmp_path_factory, records, how, max_records):
     path = tmp_path_factory.mktemp("stream") / "file"
     plain = formats.tfrecord(records)
-    path.write_bytes(compressed(plain, how))
+    path.write_bytes(formats.compressed(plain, how))
     assert read_all(path, max_records=max_records) == records
     assert list(grain.experimental.TFRecordIterDataset(path)) == records
     lines = b"".join(record.replace(b"\n", b" ") + b"\n" for record in records)
-    path.write_bytes(compressed(lines, how))
+    path.write_bytes(formats.compressed(lines, how))
     if formats.is_binary(lines) or formats.begins_as_other(lines):
         what = "binary data, not lines of text|UTF-16|compressed"
         with pytest.raises(grain.GrainmillError, match=what):
@@ -116,7 +98,7 @@ def test_streams_match_the_slow_twin(tmp_path_factory, records, how, max_records
 @pytest.mark.parametrize("how", HOWS)
 def test_states_are_offsets_of_the_decompressed_data(tmp_path, how):
     path = tmp_path / "file"
-    path.write_bytes(compressed(tfrecord(RECORDS), how))
+    path.write_bytes(formats.compressed(tfrecord(RECORDS), how))
     iterator = iter(grain.experimental.TFRecordIterDataset(path))
     offset = 0
     for number, record in enumerate(RECORDS):
@@ -134,7 +116,7 @@ def test_states_are_offsets_of_the_decompressed_data(tmp_path, how):
 @pytest.mark.parametrize("how", ["gzip", "members", "zlib", "zstd", "frames"])
 def test_damage_in_compressed_data_is_never_lost(tmp_path, how):
     records = [b"some text %d" % number for number in range(40)]
-    data = compressed(tfrecord(records), how)
+    data = formats.compressed(tfrecord(records), how)
     path = tmp_path / "file"
     cuts_between = set()
     for cut in range(1, len(data)):
@@ -191,7 +173,7 @@ def test_a_length_beyond_the_file_reads_nothing_into_memory(tmp_path):
     problem = rf"record is cut short: takes {(1 << 60) + 16} bytes, 112 are left"
     for how in HOWS:
         path = tmp_path / how
-        path.write_bytes(compressed(data, how))
+        path.write_bytes(formats.compressed(data, how))
         with pytest.raises(grain.GrainmillError, match=f"record 0 at byte 0.*{problem}"):
             read_all(path)
 
@@ -201,7 +183,7 @@ def test_a_decompression_bomb_is_refused_before_it_takes_memory(tmp_path, how):
     path = tmp_path / "bomb"
     length = (48 << 20).to_bytes(8, "little")
     head = length + _native.masked_crc32c(length).to_bytes(4, "little")
-    path.write_bytes(compressed(tfrecord([b"one"]) + head + bytes(48 << 20), how))
+    path.write_bytes(formats.compressed(tfrecord([b"one"]) + head + bytes(48 << 20), how))
     code = (
         "import resource, sys, grainmill as grain;"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
@@ -225,21 +207,24 @@ def test_a_decompression_bomb_is_refused_before_it_takes_memory(tmp_path, how):
     assert int(memory) < 30 << 10  # KiB
 
 
-def test_zstd_has_no_random_access_and_says_what_to_do(tmp_path):
-    path = tmp_path / "a.tfrecord.zst"
-    path.write_bytes(zstd(tfrecord(RECORDS)))
-    with pytest.raises(grain.GrainmillError, match=r"a\.tfrecord\.zst: .*zstd.*convert it"):
-        grain.sources.TFRecordDataSource(path)
-    lines = tmp_path / "a.jsonl.zst"
-    lines.write_bytes(zstd(b"{}\n"))
-    with pytest.raises(grain.GrainmillError, match=r"a\.jsonl\.zst: .*zstd.*convert it"):
-        grain.sources.JsonLinesDataSource(lines)
+def test_one_large_frame_of_zstd_has_no_random_access_and_says_what_to_do(tmp_path):
+    half = b'{"text": "%s"}\n' % (b"x" * ((32 << 20) - 13))
+    assert len(half) == 32 << 20
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(formats.zstd(half * 2))  # as much as there may be between two frames
+    assert grain.sources.JsonLinesDataSource(path)[1] == half[:-1]
+    path.write_bytes(formats.zstd(half * 2 + b"{}\n"))
+    with pytest.raises(grain.GrainmillError, match=r"a\.jsonl\.zst: .*64 MiB.*pzstd.*convert"):
+        grain.sources.JsonLinesDataSource(path)
+    assert [len(line) for line in read_all(path, "jsonl")] == [len(half) - 1] * 2 + [2]
+    path.write_bytes(formats.zstd(half) * 3)
+    assert grain.sources.JsonLinesDataSource(path)[2] == half[:-1]
 
 
 def test_tools_read_zstd(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     objects = [{"n": number} for number in range(50)]
-    Path("a.jsonl.zst").write_bytes(zstd(formats.json_text(objects)))
+    Path("a.jsonl.zst").write_bytes(formats.zstd(formats.json_text(objects)))
     assert main(["convert", "a.jsonl.zst", "out/", "--verify"]) == 0
     with ArrayRecordReader("out/a.array_record") as reader:
         assert [json.loads(record) for record in reader.read_all()] == objects
@@ -247,7 +232,7 @@ def test_tools_read_zstd(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["head", "-n", "2", "a.jsonl.zst"]) == 0
     assert capsys.readouterr().out == '{"n": 0}\n{"n": 1}\n'
-    Path("cut.jsonl.zst").write_bytes(zstd(formats.json_text(objects))[:-5])
+    Path("cut.jsonl.zst").write_bytes(formats.zstd(formats.json_text(objects))[:-5])
     assert main(["verify", "cut.jsonl.zst"]) == ExitCode.DAMAGED
     assert "compressed data are cut short" in capsys.readouterr().out
     assert main(["convert", "cut.jsonl.zst", "cut.array_record"]) == ExitCode.DAMAGED
@@ -273,7 +258,7 @@ def test_a_file_without_bytes_has_no_records(tmp_path, monkeypatch, capsys, name
 
 @pytest.mark.parametrize("how", HOWS)
 def test_files_of_a_server_are_those_of_a_disk(server, how):
-    server.put("/dir/a.tfrecord", compressed(tfrecord(RECORDS), how))
+    server.put("/dir/a.tfrecord", formats.compressed(tfrecord(RECORDS), how))
     url = f"{server.url}/dir/a.tfrecord"
     assert read_all(url, max_records=7) == RECORDS
     dataset = grain.experimental.TFRecordIterDataset(url)
@@ -392,7 +377,7 @@ def test_faults_of_the_server_change_nothing(server, fault):
 def test_an_iterator_continues_after_an_error_of_the_storage(server):
     records = [random.Random(number).randbytes(15_000) for number in range(1000)]
     for how in ("none", "gzip"):
-        server.put("/a", compressed(tfrecord(records), how))
+        server.put("/a", formats.compressed(tfrecord(records), how))
         iterator = iter(grain.experimental.TFRecordIterDataset(f"{server.url}/a"))
         found = [next(iterator) for _ in range(10)]
         server.always = Fault(status=403)

@@ -21,14 +21,15 @@ class JsonLinesDataSource(ScannedFilesSource[Any]):
     An element is a line without its end, which is `\n` or `\r\n`; the last line needs none. Lines
     that are empty or consist of blanks are not counted, and a byte order mark before a line is no
     part of it. Lines are found by one scan of each file and kept in an index file, as by
-    `TFRecordDataSource`; gzip files likewise have points at which decompression can start.
+    `TFRecordDataSource`; compressed files likewise have points at which decompression can start.
 
     Args:
         paths: A path or a sequence of paths.
         parse: Whether elements are the objects that `json.loads` makes of the lines, instead of
             `bytes`.
         compression: `"auto"` decides by the first bytes of each file, and takes one named `.gz` for
-            gzip in any case; otherwise `"none"`, `"gzip"` or `"zlib"`.
+            gzip and one named `.zst` for zstd in any case; otherwise `"none"`, `"gzip"`, `"zlib"`
+            or `"zstd"`.
         index_dir: The directory of index files; see `TFRecordDataSource`.
 
     Raises:

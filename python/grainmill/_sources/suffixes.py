@@ -15,7 +15,7 @@ EXTENSIONS: Final = {
     "megatron": (".bin",),
 }
 GZIP: Final = (".gz", ".gzip")
-# What readers decompress: sources refuse zstd, but do not pass over such a file in silence.
+# What readers decompress.
 COMPRESSED: Final = (*GZIP, ".zlib", ".z", ".zst", ".zstd")
 _WHOLE: Final = ("tfrecord", "jsonl", "webdataset")
 

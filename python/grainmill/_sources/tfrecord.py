@@ -14,15 +14,16 @@ class TFRecordDataSource(ScannedFilesSource[bytes]):
     The checksum of a record is verified whenever it is read; damage raises a `GrainmillError` that
     names the file, the record and its offset.
 
-    Files compressed as a whole by gzip or zlib are decompressed for the scan. Their index has a
-    point about every mebibyte at which decompression can start, so a record costs up to a mebibyte
-    of decompression, and neighbours share it. Points take at most 64 MiB of memory for each file;
-    in files that would need more, they are further apart.
+    Files compressed as a whole by gzip, zlib or zstd are decompressed for the scan. Their index has
+    a point about every mebibyte at which decompression can start, so a record costs up to a
+    mebibyte of decompression, and neighbours share it. Points take at most 64 MiB of memory for
+    each file; in files that would need more, they are further apart. In files of zstd they are
+    where frames begin, of which there must be one for every 64 MiB of data.
 
     Args:
         paths: A path or a sequence of paths.
-        compression: `"auto"` decides by the first bytes of each file; otherwise `"none"`, `"gzip"`
-            or `"zlib"`.
+        compression: `"auto"` decides by the first bytes of each file; otherwise `"none"`, `"gzip"`,
+            `"zlib"` or `"zstd"`.
         index_dir: The directory of index files. By default they are hidden files beside the data,
             `.NAME.grainmill_index`; where none can be written, they are in
             `$GRAINMILL_CACHE_DIR/grainmill/index`, by default in `~/.cache`. Where that cannot be
@@ -31,7 +32,7 @@ class TFRecordDataSource(ScannedFilesSource[bytes]):
     Raises:
         ValueError: There is no path, or `compression` is unknown.
         FileNotFoundError: There is no such file.
-        GrainmillError: A file is not a TFRecord file, or is cut short.
+        GrainmillError: A file is not a TFRecord file, is cut short, or has too large a zstd frame.
 
     Example:
         >>> import struct

@@ -31,8 +31,8 @@ class WebDatasetDataSource(ScannedFilesSource[dict[str, Any]]):
 
     Args:
         paths: A path or a sequence of paths.
-        compression: `"auto"` recognises gzip by the first bytes of each file; otherwise `"none"`,
-            `"gzip"` or `"zlib"`.
+        compression: `"auto"` recognises gzip and zstd by the first bytes of each file; otherwise
+            `"none"`, `"gzip"`, `"zlib"` or `"zstd"`.
         index_dir: The directory of index files; see `TFRecordDataSource`.
 
     Raises:

@@ -212,6 +212,12 @@ fn zstd(bytes: &[u8], dictionary: &[u8]) -> Vec<u8> {
     out
 }
 
+/// Each part in a frame with a checksum, behind one that is passed over.
+fn zstd_frames<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+    let frames = parts.into_iter().flat_map(|part| zstd(part, b""));
+    b"\x50\x2a\x4d\x18\x03\0\0\0abc".iter().copied().chain(frames).collect()
+}
+
 fn limits(records: &[Vec<u8>]) -> Vec<u8> {
     let ends = records.iter().scan(0, |end, record| {
         *end += record.len() as u64;
@@ -284,7 +290,7 @@ fn megatron(records: &[Vec<u8>]) -> (Read, Vec<u8>) {
 }
 
 fn cases() -> Vec<Case> {
-    use Compression::{Gzip, None, Zlib};
+    use Compression::{Gzip, None, Zlib, Zstd};
     let records = records();
     let (frames, tar) = (tfrecord(&records), tar(&records));
     let lines: Vec<u8> = records.iter().flat_map(|record| [record, &b"\n"[..]].concat()).collect();
@@ -312,8 +318,15 @@ fn cases() -> Vec<Case> {
         case("tfrecord", (scanned(TfRecord, None), frames.clone()), true),
         case("tfrecord gzip", (scanned(TfRecord, Gzip), gzip(&frames)), true),
         case("tfrecord zlib", (scanned(TfRecord, Zlib), zlib(&frames)), true),
+        case("tfrecord zstd", (scanned(TfRecord, Zstd), zstd_frames(frames.chunks(100))), true),
         case("json_lines", (scanned(JsonLines, None), lines.clone()), false),
         case("json_lines gzip", (scanned(JsonLines, Gzip), gzip(&lines)), true),
+        case(
+            "json_lines zstd",
+            // A cut between frames may leave a whole line before it, but no part of one.
+            (scanned(JsonLines, Zstd), zstd_frames(lines.split_inclusive(|&byte| byte == b'\n'))),
+            true,
+        ),
         case("web_dataset", (scanned(WebDataset, None), tar.clone()), false),
         case("web_dataset gzip", (scanned(WebDataset, Gzip), gzip(&tar)), true),
         case("bagz", (bagz(BagzCompression::None), tailed(&records)), false),
@@ -465,6 +478,7 @@ fn lengths_of_2_to_the_60_are_errors_that_take_no_memory() {
     for (name, read, bytes) in [
         ("tfrecord", by_scan(TfRecord), head.clone()),
         ("tfrecord gzip", scanned(TfRecord, Compression::Gzip), gzip(&head)),
+        ("tfrecord zstd", scanned(TfRecord, Compression::Zstd), zstd_frames([&head[..]])),
         ("tfrecord in order", in_order, head),
         ("tar", of_tar(), sized),
         ("tar name", of_tar(), named),
@@ -521,7 +535,13 @@ fn streams_that_decompress_to_more_than_the_limit_are_errors() {
     for (name, read, bytes) in [
         ("tfrecord gzip", scanned(TfRecord, Compression::Gzip), gzip(&frame)),
         ("tfrecord zlib", scanned(TfRecord, Compression::Zlib), zlib(&frame)),
+        ("tfrecord zstd", scanned(TfRecord, Compression::Zstd), zstd_frames(frame.chunks(1 << 20))),
         ("json_lines gzip", scanned(JsonLines, Compression::Gzip), gzip(&line)),
+        (
+            "json_lines zstd",
+            scanned(JsonLines, Compression::Zstd),
+            zstd_frames(line.chunks(1 << 20)),
+        ),
         ("web_dataset gzip", scanned(WebDataset, Compression::Gzip), gzip(&file)),
         ("bagz stated", zstd(), bag(stated)),
         ("bagz unstated", zstd(), bag(unstated)),

@@ -28,7 +28,7 @@ impl PyFormat {
 
 #[pymethods]
 impl PyFormat {
-    /// `TFRecord` files, compressed by `compression`: "auto", "none", "gzip" or "zlib". Their indices
+    /// `TFRecord` files, compressed by `compression`: "auto", "none", "gzip", "zlib" or "zstd". Their indices
     /// are beside them, if `beside`, or else in `index_dir`.
     #[staticmethod]
     fn tfrecord(
@@ -108,7 +108,8 @@ fn scanned<F: Framing>(
         "none" => Some(Compression::None),
         "gzip" => Some(Compression::Gzip),
         "zlib" => Some(Compression::Zlib),
-        other => return Err(unknown(other, "`auto`, `none`, `gzip` or `zlib`")),
+        "zstd" => Some(Compression::Zstd),
+        other => return Err(unknown(other, "`auto`, `none`, `gzip`, `zlib` or `zstd`")),
     };
     let places = IndexPlaces { beside, dir };
     Ok(PyFormat(Arc::new(ScannedFormat { framing, compression, places })))

@@ -83,10 +83,11 @@ fn file(input: &[u8]) {
 /// The rest of the input as a file in a format that is scanned; its first byte is the compression.
 fn scanned<F: Framing>(framing: F, input: &[u8]) {
     let Some((compression, bytes)) = input.split_first() else { return };
-    let compression = match compression % 4 {
+    let compression = match compression % 5 {
         0 => Some(Compression::None),
         1 => Some(Compression::Gzip),
         2 => Some(Compression::Zlib),
+        3 => Some(Compression::Zstd),
         _ => None,
     };
     let places = IndexPlaces::default();
@@ -199,21 +200,22 @@ fn written(input: &[u8]) {
     let Some((&[format, num_records], rest)) = input.split_first_chunk() else { return };
     let (shapes, positions) = rest.split_at(rest.len().min(2 * num_records as usize));
     let mut records: Vec<Vec<u8>> = shapes.chunks_exact(2).map(record_of_shape).collect();
-    let is_bagz = format % 5 > 2;
+    let is_bagz = format % 6 > 3;
     if !is_bagz {
         records.retain(|record| !record.is_empty());
     }
     let Some(max_position) = records.len().checked_sub(1) else { return };
     let bytes =
-        if is_bagz { bagz_of(&records, format % 5 == 3) } else { lines_of(&records, format % 5) };
+        if is_bagz { bagz_of(&records, format % 6 == 4) } else { lines_of(&records, format % 6) };
     let storage: Arc<dyn Storage> = Arc::new(InMemory(Arc::new(bytes)));
-    let format: Arc<dyn Format> = match format % 5 {
-        3 => Arc::new(Bagz { compression: BagzCompression::Zstd(None), limits: Limits::Tail }),
-        4 => Arc::new(Bagz { compression: BagzCompression::None, limits: Limits::Tail }),
+    let format: Arc<dyn Format> = match format % 6 {
+        4 => Arc::new(Bagz { compression: BagzCompression::Zstd(None), limits: Limits::Tail }),
+        5 => Arc::new(Bagz { compression: BagzCompression::None, limits: Limits::Tail }),
         compression => {
-            let compression = [Compression::None, Compression::Gzip, Compression::Zlib]
-                .get(usize::from(compression))
-                .copied();
+            let compression =
+                [Compression::None, Compression::Gzip, Compression::Zlib, Compression::Zstd]
+                    .get(usize::from(compression))
+                    .copied();
             let places = IndexPlaces::default();
             Arc::new(ScannedFormat { framing: JsonLines, compression, places })
         }
@@ -256,7 +258,7 @@ fn record_of_shape(shape: &[u8]) -> Vec<u8> {
     noise[usize::from(*kind)..][..len].to_vec()
 }
 
-/// Lines, plain or compressed by gzip or zlib.
+/// Lines, plain or compressed by gzip, zlib or, in several frames, zstd.
 fn lines_of(records: &[Vec<u8>], compression: u8) -> Vec<u8> {
     let mut lines = records.join(&b'\n');
     lines.push(b'\n');
@@ -265,9 +267,17 @@ fn lines_of(records: &[Vec<u8>], compression: u8) -> Vec<u8> {
     match compression {
         0 => return lines,
         1 => flate2::read::GzEncoder::new(&lines[..], level).read_to_end(&mut packed),
-        _ => flate2::read::ZlibEncoder::new(&lines[..], level).read_to_end(&mut packed),
+        2 => flate2::read::ZlibEncoder::new(&lines[..], level).read_to_end(&mut packed),
+        _ => return lines.chunks(100_000).flat_map(zstd_frame).collect(),
     }
     .expect("writing to memory");
+    packed
+}
+
+/// `bytes`, compressed.
+fn zstd_frame(bytes: &[u8]) -> Vec<u8> {
+    let mut packed = Vec::with_capacity(zstd_safe::compress_bound(bytes.len()));
+    zstd_safe::compress(&mut packed, bytes, 1).expect("the buffer is large enough");
     packed
 }
 
@@ -276,9 +286,7 @@ fn bagz_of(records: &[Vec<u8>], is_zstd: bool) -> Vec<u8> {
     let (mut bytes, mut limits) = (Vec::new(), Vec::new());
     for record in records {
         if is_zstd && !record.is_empty() {
-            let mut packed = Vec::with_capacity(zstd_safe::compress_bound(record.len()));
-            zstd_safe::compress(&mut packed, &record[..], 1).expect("the buffer is large enough");
-            bytes.extend(packed);
+            bytes.extend(zstd_frame(record));
         } else {
             bytes.extend(record);
         }
@@ -815,16 +823,18 @@ pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let gzip = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\x63\x64\x80\x00\xc6\xd2\x7b\x8e\x86\x87\
         \x79\xbc\xae\x41\xf9\x0c\x9a\xcc\x33\xd8\x6f\xbc\x6a\x5a\x04\x00\xd5\x8a\x7a\xd6\
         \x21\x00\x00\x00";
-    let mut zstd = Vec::with_capacity(zstd_safe::compress_bound(frames.len()));
-    zstd_safe::compress(&mut zstd, frames, 1).expect("the buffer is large enough");
+    let zstd = zstd_frame(frames);
+    let frames_of_zstd = [b"\x03", &zstd[..], b"\x50\x2a\x4d\x18\x01\0\0\0 ", &zstd].concat();
     let streams = [
         ("tfrecord_stream", &frames[..]),
         ("tfrecord_stream", &gzip[..]),
         ("lines", &gzip[..]),
         ("tfrecord_stream", &zstd[..]),
         ("lines", &zstd[..]),
+        ("tfrecord", &frames_of_zstd),
+        ("json_lines", &frames_of_zstd),
     ];
-    let written = (0..5_u8).map(|format| {
+    let written = (0..6_u8).map(|format| {
         // Compressing 1 MB of noise takes a sanitized program a second.
         let noise = if matches!(format, 1 | 2) { 26 } else { 31 };
         let shapes = [[200, noise], [0, 0], [9, 10], [255, 15], [3, 16], [0, 1], [0, 0], [250, 26]];

@@ -16,7 +16,7 @@ pub enum Compression {
     Gzip,
     /// By zlib.
     Zlib,
-    /// By zstd, in any number of frames; can be read from begin to end only.
+    /// By zstd, in any number of frames.
     Zstd,
 }
 

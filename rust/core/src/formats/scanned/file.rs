@@ -17,16 +17,12 @@ use super::compression::{Compression, HEAD_LEN};
 use super::framing::Framing;
 use super::index::{Index, extent};
 use super::index_file::{Identity, IndexPlaces, ends_hash, identity};
-use super::inflate;
+use super::inflate::{self, Input};
 use super::scan::{ScanError, scan};
 use super::stream::Points;
 use crate::io::storage::{FileHandle, Reader, Storage, StoredFile};
 use crate::io::storage_latency::StorageLatency;
 use crate::{Error, Result};
-
-const ZSTD_PROBLEM: &str = "compressed by zstd, so its records can only be read in order; convert it by \
-                            `grainmill convert` if it is TFRecord or JSON lines, or compress it by \
-                            gzip instead";
 
 /// A format whose files are scanned.
 #[derive(Debug, Clone)]
@@ -45,11 +41,8 @@ impl<F: Framing> Format for ScannedFormat<F> {
         let (ends_hash, head) = ends_hash(reader, stored.byte_len())?;
         let compression = match self.compression {
             Some(compression) => compression,
-            None => self.compression(stored.path(), &head)?,
+            None => self.compression(stored.path(), &head, reader, stored.byte_len())?,
         };
-        if compression == Compression::Zstd {
-            return Err(Error::corrupt(stored.path(), "whole file", ZSTD_PROBLEM));
-        }
         let identity = identity(self.framing.name(), compression, &*stored, ends_hash);
         let index = self.index(storage, reader, latency, &*stored, &identity)?;
         let begins = IndexHandle::new();
@@ -76,11 +69,23 @@ impl<F: Framing> Format for ScannedFormat<F> {
 impl<F: Framing> ScannedFormat<F> {
     /// The compression of a file that begins with `head`; what that decompresses to is not of another
     /// kind.
-    fn compression(&self, path: &Path, head: &[u8]) -> Result<Compression> {
+    fn compression(
+        &self,
+        path: &Path,
+        head: &[u8],
+        reader: Reader<'_>,
+        byte_len: u64,
+    ) -> Result<Compression> {
         let compression = self.framing.compression(path, head)?;
-        if matches!(compression, Compression::Gzip | Compression::Zlib) {
-            self.framing.check_content(path, &inflate::head(head, compression, HEAD_LEN))?;
-        }
+        let input = match compression {
+            Compression::None => return Ok(compression),
+            Compression::Gzip | Compression::Zlib => Input::of_bytes(head, 0),
+            // A block of zstd, which may be of 128 KiB, is decompressed as a whole.
+            Compression::Zstd => Input::with_head(head, reader, byte_len),
+        };
+        let content = inflate::head(input, compression, HEAD_LEN)
+            .map_err(|problem| Error::corrupt(path, "whole file", problem))?;
+        self.framing.check_content(path, &content)?;
         Ok(compression)
     }
 

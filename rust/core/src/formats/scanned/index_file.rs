@@ -269,6 +269,10 @@ pub(super) fn parse(bytes: &[u8], identity: &Identity) -> Result<Index, FormatEr
             last.at <= identity.byte_len && last.out_at <= end && last.first_record <= num_records
         })
         && all.iter().all(|point| {
+            // Frames of zstd are entered at their header only.
+            identity.compression != Compression::Zstd || point.boundary == Boundary::Header
+        })
+        && all.iter().all(|point| {
             let first = usize::try_from(point.first_record).ok().and_then(|at| begins.get(at));
             first.is_none_or(|begin| begin >= point.out_at)
         });
@@ -306,10 +310,11 @@ pub mod fuzzing {
     /// byte is the compression. What is accepted can be used for a file of any content.
     pub fn parsed(input: &[u8]) {
         let Some((compression, content)) = input.split_first() else { return };
-        let compression = match compression % 3 {
+        let compression = match compression % 4 {
             0 => Compression::None,
             1 => Compression::Gzip,
-            _ => Compression::Zlib,
+            2 => Compression::Zlib,
+            _ => Compression::Zstd,
         };
         let (framing, tag) = ("fuzzed".to_owned(), String::new());
         let identity =
@@ -348,6 +353,7 @@ pub mod fuzzing {
 
 #[cfg(test)]
 mod tests {
+    use super::super::stream::PointsBuilder;
     use super::*;
 
     /// The content of an index of two records and two points; `change` replaces number `at` of it.
@@ -366,8 +372,26 @@ mod tests {
     }
 
     #[test]
+    fn an_index_of_one_compression_is_not_taken_for_one_of_another() {
+        let identity = |compression| {
+            let (framing, tag) = ("tested".to_owned(), String::new());
+            Identity { framing, compression, byte_len: 9, modified_ns: 0, tag, ends_hash: 0 }
+        };
+        let all = [Compression::None, Compression::Gzip, Compression::Zlib, Compression::Zstd];
+        for written in all {
+            let points = (written != Compression::None)
+                .then(|| Arc::new(PointsBuilder::new(written).finish(9, 9)));
+            let index = Index { begins: Arc::default(), end: 9, points };
+            let bytes = encoded(&identity(written), &index).unwrap();
+            for read in all {
+                assert_eq!(parse(&bytes, &identity(read)).is_ok(), read == written);
+            }
+        }
+    }
+
+    #[test]
     fn any_numbers_in_an_index_are_refused_or_can_be_used() {
-        for compression in 0..3 {
+        for compression in 0..4 {
             for at in 0..18 {
                 for change in [0, 1, 2, 7, 29, 31, 499, 900, 901, 1001, 1 << 32, 1 << 60, u64::MAX]
                 {

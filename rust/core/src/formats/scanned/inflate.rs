@@ -1,4 +1,5 @@
-//! Streams of gzip (RFC 1952) and zlib (RFC 1950), with points at which decompression can start.
+//! Streams of gzip (RFC 1952), zlib (RFC 1950) and zstd (RFC 8878), with points at which decompression
+//! can start.
 
 use std::borrow::Cow;
 
@@ -7,6 +8,7 @@ use miniz_oxide::inflate::core::inflate_flags::{
     TINFL_FLAG_HAS_MORE_INPUT, TINFL_FLAG_STOP_ON_BLOCK_BOUNDARY,
 };
 use miniz_oxide::inflate::core::{BlockBoundaryState, DecompressorOxide, decompress};
+use zstd_safe::{DCtx, InBuffer, OutBuffer};
 
 use super::super::format_error::{FormatError, StreamError};
 use super::super::raw_bytes::grow_to;
@@ -27,7 +29,7 @@ const GZIP_MARK: u8 = 0x1f;
 /// Where in the compressed bytes a point is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Boundary {
-    /// At the header of a member or stream.
+    /// At the header of a member, stream or frame.
     Header,
     /// Between two blocks: how many bits of the byte before are not used yet, and these bits.
     Block(u8, u8),
@@ -62,6 +64,11 @@ impl<'a> Input<'a> {
     pub(super) fn of_bytes(bytes: &'a [u8], at: u64) -> Self {
         let next = at + bytes.len() as u64;
         Self { bytes: Cow::Borrowed(bytes), pos: 0, next, rest: None }
+    }
+
+    /// The bytes of a file of `byte_len` that begins with `head`.
+    pub(super) fn with_head(head: &'a [u8], reader: Reader<'a>, byte_len: u64) -> Self {
+        Self { rest: Self::of_file(reader, byte_len).rest, ..Self::of_bytes(head, 0) }
     }
 
     /// The position in the file of the next byte.
@@ -111,18 +118,25 @@ enum Phase {
     End,
 }
 
-/// The first bytes of what a file that begins with `bytes` decompresses to, as far as these tell; at
-/// most `len`.
-pub(super) fn head(bytes: &[u8], compression: Compression, len: usize) -> Vec<u8> {
-    let input = Input::of_bytes(bytes, 0);
-    let mut inflate = Inflate::new(input, compression, Boundary::Header, &[]);
+/// The first bytes of what `input` decompresses to, as far as it tells; at most `len`.
+pub(super) fn head(
+    input: Input<'_>,
+    compression: Compression,
+    len: usize,
+) -> Result<Vec<u8>, FormatError> {
+    let mut inflate = Inflate::new(input, compression, Boundary::Header, &[])?;
     let mut head = Vec::new();
     while head.len() < len
         && let Ok(Some(piece)) = inflate.next()
     {
         head.extend_from_slice(&piece[..piece.len().min(len - head.len())]);
     }
-    head
+    Ok(head)
+}
+
+enum Decoder {
+    Deflate(Box<DecompressorOxide>),
+    Zstd(DCtx<'static>),
 }
 
 /// A stream that is being decompressed.
@@ -131,7 +145,7 @@ pub(super) struct Inflate<'a> {
     compression: Compression,
     phase: Phase,
     is_first: bool,
-    decompressor: Box<DecompressorOxide>,
+    decoder: Decoder,
     ring: Vec<u8>,
     ring_pos: usize,
     /// The checksum and the length of this member so far, unless it was entered in the middle.
@@ -145,30 +159,25 @@ impl<'a> Inflate<'a> {
         compression: Compression,
         boundary: Boundary,
         window: &[u8],
-    ) -> Self {
+    ) -> Result<Self, FormatError> {
         let mut ring = vec![0; RING_LEN];
         let window = &window[window.len().saturating_sub(WINDOW_LEN)..];
         ring[..window.len()].copy_from_slice(window);
-        let mut decompressor = Box::<DecompressorOxide>::default();
-        let phase = match boundary {
-            Boundary::Header => Phase::Header,
+        let (phase, decoder) = match boundary {
+            Boundary::Header if compression == Compression::Zstd => {
+                let context = DCtx::try_create()
+                    .ok_or(FormatError::fixed("no memory for a zstd decompressor"))?;
+                (Phase::Header, Decoder::Zstd(context))
+            }
+            Boundary::Header => (Phase::Header, Decoder::Deflate(Box::default())),
             Boundary::Block(num_bits, bit_buf) => {
                 let state = BlockBoundaryState { num_bits, bit_buf, ..Default::default() };
-                *decompressor = DecompressorOxide::from_block_boundary_state(&state);
-                Phase::Blocks
+                let decompressor = DecompressorOxide::from_block_boundary_state(&state);
+                (Phase::Blocks, Decoder::Deflate(Box::new(decompressor)))
             }
         };
-        let ring_pos = window.len();
-        Self {
-            input,
-            compression,
-            phase,
-            is_first: true,
-            decompressor,
-            ring,
-            ring_pos,
-            check: None,
-        }
+        let (is_first, ring_pos, check) = (true, window.len(), None);
+        Ok(Self { input, compression, phase, is_first, decoder, ring, ring_pos, check })
     }
 
     /// The position in the file of the next compressed byte.
@@ -181,7 +190,8 @@ impl<'a> Inflate<'a> {
         match self.phase {
             Phase::Header => Some(Boundary::Header),
             Phase::Blocks => {
-                let state = self.decompressor.block_boundary_state()?;
+                let Decoder::Deflate(decompressor) = &self.decoder else { return None };
+                let state = decompressor.block_boundary_state()?;
                 Some(Boundary::Block(state.num_bits, state.bit_buf))
             }
             Phase::Trailer | Phase::End => None,
@@ -216,24 +226,28 @@ impl<'a> Inflate<'a> {
         }
     }
 
-    /// Reads the header of a member or stream.
+    /// Reads the header of a member or stream; that of a frame is left to its decoder.
     fn start(&mut self) -> Result<(), StreamError> {
         if self.input.available()?.is_empty() && self.is_first {
             // As TensorFlow reads it, and as no compressor writes it: nothing is no records.
             self.phase = Phase::End;
             return Ok(());
         }
-        if self.compression == Compression::Zlib {
-            let [method, flags] = self.input.array()?;
-            if let Some(problem) = zlib_problem(method, flags) {
-                return Err(FormatError::fixed(problem).into());
+        match self.compression {
+            Compression::Zstd => {}
+            Compression::Zlib => {
+                let [method, flags] = self.input.array()?;
+                if let Some(problem) = zlib_problem(method, flags) {
+                    return Err(FormatError::fixed(problem).into());
+                }
             }
-        } else {
-            self.gzip_header()?;
+            Compression::Gzip | Compression::None => self.gzip_header()?,
         }
         self.is_first = false;
-        *self.decompressor = DecompressorOxide::default();
-        self.check = Some((crc32fast::Hasher::new(), adler2::Adler32::new(), 0));
+        if let Decoder::Deflate(decompressor) = &mut self.decoder {
+            **decompressor = DecompressorOxide::default();
+            self.check = Some((crc32fast::Hasher::new(), adler2::Adler32::new(), 0));
+        }
         self.phase = Phase::Blocks;
         Ok(())
     }
@@ -264,22 +278,44 @@ impl<'a> Inflate<'a> {
     }
 
     fn blocks(&mut self) -> Result<&[u8], StreamError> {
-        let flags = TINFL_FLAG_HAS_MORE_INPUT | TINFL_FLAG_STOP_ON_BLOCK_BOUNDARY;
         let pos = self.ring_pos;
         let available = self.input.available()?;
         let is_end = available.is_empty();
-        let (status, read, written) =
-            decompress(&mut self.decompressor, available, &mut self.ring, pos, flags);
-        self.input.pos += read;
-        match status {
-            TINFLStatus::Done => self.phase = Phase::Trailer,
-            TINFLStatus::NeedsMoreInput if is_end && written == 0 => {
-                return Err(FormatError::fixed("compressed data are cut short").into());
+        let cut_short = FormatError::fixed("compressed data are cut short");
+        let (read, written) = match &mut self.decoder {
+            Decoder::Deflate(decompressor) => {
+                let flags = TINFL_FLAG_HAS_MORE_INPUT | TINFL_FLAG_STOP_ON_BLOCK_BOUNDARY;
+                let (status, read, written) =
+                    decompress(decompressor, available, &mut self.ring, pos, flags);
+                match status {
+                    TINFLStatus::Done => self.phase = Phase::Trailer,
+                    TINFLStatus::NeedsMoreInput if is_end && written == 0 => {
+                        return Err(cut_short.into());
+                    }
+                    TINFLStatus::BlockBoundary
+                    | TINFLStatus::NeedsMoreInput
+                    | TINFLStatus::HasMoreOutput => {}
+                    _ => return Err(FormatError::fixed("compressed data are damaged").into()),
+                }
+                (read, written)
             }
-            TINFLStatus::BlockBoundary
-            | TINFLStatus::NeedsMoreInput
-            | TINFLStatus::HasMoreOutput => {}
-            _ => return Err(FormatError::fixed("compressed data are damaged").into()),
+            Decoder::Zstd(context) => {
+                let mut from = InBuffer::around(available);
+                let mut to = OutBuffer::around(&mut self.ring[pos..]);
+                let missing = context
+                    .decompress_stream(&mut to, &mut from)
+                    .map_err(|code| FormatError::fixed(zstd_safe::get_error_name(code)))?;
+                if missing == 0 {
+                    self.phase = Phase::Header;
+                } else if is_end && to.pos() == 0 {
+                    return Err(cut_short.into());
+                }
+                (from.pos(), to.pos())
+            }
+        };
+        self.input.pos += read;
+        if self.phase == Phase::Header && self.input.available()?.is_empty() {
+            self.phase = Phase::End;
         }
         self.ring_pos = (pos + written) % RING_LEN;
         let piece = &self.ring[pos..pos + written];

@@ -2,7 +2,8 @@
 //!
 //! A [`Framing`] knows where records begin and end in a stream of bytes, a `scan` finds all of
 //! them, and an `index_file` keeps what was found, so that it happens once. Of a compressed stream
-//! the index also has points at which decompression can start (`stream`), about every mebibyte.
+//! the index also has points at which decompression can start (`stream`), about every mebibyte, or at
+//! frames of zstd.
 
 mod compression;
 mod file;

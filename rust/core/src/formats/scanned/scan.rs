@@ -101,9 +101,10 @@ fn scan_stream<F: Framing>(
     byte_len: u64,
 ) -> Result<Index, ScanError> {
     let mut scanner = framing.scanner();
-    let (mut begins, mut points) = (Offsets::default(), PointsBuilder::new());
+    let (mut begins, mut points) = (Offsets::default(), PointsBuilder::new(compression));
     let input = Input::of_file(reader, byte_len);
-    let mut inflate = Inflate::new(input, compression, Boundary::Header, &[]);
+    let mut inflate = Inflate::new(input, compression, Boundary::Header, &[])
+        .map_err(|problem| ScanError::Damaged(0, 0, problem))?;
     // Where the scanner continues, the bytes from there on that it has seen, and the stream's end.
     let (mut at, mut kept, mut end) = (0_u64, Vec::new(), 0_u64);
     loop {
@@ -115,9 +116,11 @@ fn scan_stream<F: Framing>(
                 return Err(ScanError::Damaged(begins.len() as u64, end, problem));
             }
         };
-        points.update(piece);
         let begin = end;
         end += piece.len() as u64;
+        points
+            .update(piece, end)
+            .map_err(|problem| ScanError::Damaged(begins.len() as u64, end, problem))?;
         let skipped = usize::try_from(at.saturating_sub(begin)).unwrap_or(usize::MAX);
         let new = piece.get(skipped..).unwrap_or_default();
         if !new.is_empty() {
@@ -142,6 +145,6 @@ fn scan_stream<F: Framing>(
     }
     scanner.finish(at, end, &mut begins).map_err(|error| damaged(&begins, error))?;
     begins.shrink();
-    let points = points.finish(compression, byte_len, end);
+    let points = points.finish(byte_len, end);
     Ok(Index { begins: Arc::new(begins), end, points: Some(Arc::new(points)) })
 }

@@ -7,8 +7,16 @@ use super::inflate::{Boundary, Inflate, Input, WINDOW_LEN};
 
 /// How many decompressed bytes are between two points, at least.
 const SPACING: u64 = 1 << 20;
-/// How many bytes the windows of all points may take; with more, every second point is dropped.
-const MAX_WINDOWS_LEN: usize = 64 << 20;
+/// The same of zstd, whose points have no window, so they may be closer.
+const ZSTD_SPACING: u64 = 64 << 10;
+/// How many bytes all points may take; with more, every second one is dropped.
+const MAX_POINTS_LEN: usize = 64 << 20;
+/// How many decompressed bytes of zstd may be between two points: as many as a read of one record may
+/// have to decompress.
+const MAX_FRAME_LEN: u64 = 64 << 20;
+const FRAME_PROBLEM: &str = "no zstd frame begins within 64 MiB, so records can only be read in order; \
+                             write many frames, by `pzstd`, as seekable zstd, or by `zstd` of parts \
+                             that `cat` joins, or convert the file by `grainmill convert`";
 /// A decompressor is given this many bytes more than it should need.
 const SLACK: u64 = 8;
 
@@ -41,13 +49,21 @@ pub(super) struct Points {
 /// Collects points during a scan.
 #[derive(Debug)]
 pub(super) struct PointsBuilder {
+    compression: Compression,
     all: Vec<Point>,
     spacing: u64,
-    windows_len: usize,
+    points_len: usize,
+}
+
+impl Point {
+    /// How much memory it takes.
+    fn memory_len(&self) -> usize {
+        size_of::<Self>() + self.window.len()
+    }
 }
 
 impl PointsBuilder {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(compression: Compression) -> Self {
         let begin = Point {
             at: 0,
             out_at: 0,
@@ -56,14 +72,18 @@ impl PointsBuilder {
             window: Vec::new(),
             crc: 0,
         };
-        Self { all: vec![begin], spacing: SPACING, windows_len: 0 }
+        let spacing = if compression == Compression::Zstd { ZSTD_SPACING } else { SPACING };
+        Self { compression, all: vec![begin], spacing, points_len: 0 }
     }
 
-    /// Adds decompressed bytes to the checksum.
-    pub(super) fn update(&mut self, piece: &[u8]) {
-        if let Some(point) = self.all.last_mut() {
-            point.crc = ::crc32c::crc32c_append(point.crc, piece);
+    /// Adds decompressed bytes, which end at `out_end`, to the checksum.
+    pub(super) fn update(&mut self, piece: &[u8], out_end: u64) -> Result<(), FormatError> {
+        let Some(point) = self.all.last_mut() else { return Ok(()) };
+        if self.compression == Compression::Zstd && out_end - point.out_at > MAX_FRAME_LEN {
+            return Err(FormatError::fixed(FRAME_PROBLEM));
         }
+        point.crc = ::crc32c::crc32c_append(point.crc, piece);
+        Ok(())
     }
 
     /// Adds a point at `out_at`, where the stream is, if the last one is far enough away.
@@ -88,9 +108,10 @@ impl PointsBuilder {
                 packed
             }
         };
-        self.windows_len += window.len();
-        self.all.push(Point { at: inflate.at(), out_at, first_record, boundary, window, crc: 0 });
-        if self.windows_len > MAX_WINDOWS_LEN {
+        let point = Point { at: inflate.at(), out_at, first_record, boundary, window, crc: 0 };
+        self.points_len += point.memory_len();
+        self.all.push(point);
+        if self.points_len > MAX_POINTS_LEN {
             self.thin_out();
         }
         Ok(())
@@ -110,11 +131,11 @@ impl PointsBuilder {
                 before.crc = ::crc32c::crc32c_combine(before.crc, point.crc, len);
             }
         }
-        self.windows_len = self.all.iter().map(|point| point.window.len()).sum();
+        self.points_len = self.all.iter().map(Point::memory_len).sum();
     }
 
-    pub(super) fn finish(self, compression: Compression, byte_len: u64, out_len: u64) -> Points {
-        Points { compression, all: self.all, byte_len, out_len }
+    pub(super) fn finish(self, byte_len: u64, out_len: u64) -> Points {
+        Points { compression: self.compression, all: self.all, byte_len, out_len }
     }
 }
 
@@ -161,7 +182,7 @@ impl Points {
                 .map_err(|_| FormatError::fixed("the index has a damaged window"))?;
         }
         let input = Input::of_bytes(raw, begin.at);
-        let mut inflate = Inflate::new(input, self.compression, begin.boundary, &window);
+        let mut inflate = Inflate::new(input, self.compression, begin.boundary, &window)?;
         out.clear();
         let len = usize::try_from(len).map_err(|_| FormatError::fixed("no memory for a chunk"))?;
         out.try_reserve(len).map_err(|_| FormatError::fixed("no memory for a chunk"))?;
