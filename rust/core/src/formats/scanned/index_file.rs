@@ -377,15 +377,22 @@ mod tests {
             let (framing, tag) = ("tested".to_owned(), String::new());
             Identity { framing, compression, byte_len: 9, modified_ns: 0, tag, ends_hash: 0 }
         };
+        let index = |compression, boundary| {
+            let mut points = PointsBuilder::new(compression).finish(9, 9);
+            points.all[0].boundary = boundary;
+            let points = (compression != Compression::None).then(|| Arc::new(points));
+            let index = Index { begins: Arc::default(), end: 9, points };
+            encoded(&identity(compression), &index).unwrap()
+        };
         let all = [Compression::None, Compression::Gzip, Compression::Zlib, Compression::Zstd];
         for written in all {
-            let points = (written != Compression::None)
-                .then(|| Arc::new(PointsBuilder::new(written).finish(9, 9)));
-            let index = Index { begins: Arc::default(), end: 9, points };
-            let bytes = encoded(&identity(written), &index).unwrap();
+            let bytes = index(written, Boundary::Header);
             for read in all {
                 assert_eq!(parse(&bytes, &identity(read)).is_ok(), read == written);
             }
+            let inside = index(written, Boundary::Block(0, 0));
+            let is_valid = parse(&inside, &identity(written)).is_ok();
+            assert_eq!(is_valid, written != Compression::Zstd, "frames have none inside");
         }
     }
 
