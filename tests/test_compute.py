@@ -183,7 +183,7 @@ def test_examples_are_parsed_alike_by_any_number_of_threads():
         def outcome(records):
             ids, x = np.zeros((len(records), 500), np.int32), np.zeros(len(records), np.float32)
             names = []
-            columns = [("ids", ids), ("x", x), ("name", names)]
+            columns = {"ids": ids, "x": x, "name": names}
             try:
                 assert parse._engine.fill(records, columns, 0)
             except ValueError as error:
