@@ -67,6 +67,8 @@ pub(crate) struct Field<K> {
     pub(crate) any_len: bool,
     pub(crate) key: Py<PyString>,
     absent: Option<(Py<PyAny>, Option<Vec<u8>>)>,
+    /// Whether each element has a copy of `absent`; numbers and texts cannot change.
+    copies_absent: bool,
 }
 
 impl<K: Kind> Field<K> {
@@ -78,7 +80,12 @@ impl<K: Kind> Field<K> {
         };
         let key = PyString::intern(py, &name).unbind();
         let size = shape.iter().product();
-        Ok(Self { kind, name, numbers, shape, size, any_len, key, absent })
+        let is_scalar = numbers.is_some() && shape.is_empty() && !any_len;
+        let copies_absent = match &absent {
+            Some((object, _)) if !is_scalar => object.bind(py).hasattr("copy")?,
+            _ => false,
+        };
+        Ok(Self { kind, name, numbers, shape, size, any_len, key, absent, copies_absent })
     }
 
     pub(crate) fn error(&self, problem: impl Display) -> PyErr {
@@ -92,8 +99,7 @@ impl<K: Kind> Field<K> {
     pub(crate) fn absent_object<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (object, _) = self.absent.as_ref().ok_or_else(|| self.missing())?;
         let object = object.bind(py);
-        // Each element has its own; numbers and texts cannot change.
-        if object.hasattr("copy")? { object.call_method0("copy") } else { Ok(object.clone()) }
+        if self.copies_absent { object.call_method0("copy") } else { Ok(object.clone()) }
     }
 
     /// The value for an element.
