@@ -93,7 +93,7 @@ impl PyFormat {
 /// The code and the name of the type of tokens that an index of Megatron-LM has, by its first bytes.
 #[pyfunction]
 fn megatron_token_type(path: &str, header: &[u8]) -> Result<(u8, &'static str), Raised> {
-    let found = token_type_of(header);
+    let found = token_type_of(header).map(|(code, name, _)| (code, name));
     Ok(found.map_err(|problem| Error::corrupt(Path::new(path), "header at byte 0", problem))?)
 }
 

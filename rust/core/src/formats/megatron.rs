@@ -51,11 +51,11 @@ fn token_type(code: u8) -> Option<(&'static str, u64)> {
     })
 }
 
-/// The code of the type of tokens that the first bytes of an index name, and the type's name.
+/// The type of tokens that the first bytes of an index name: its code, its name, and how many bytes one has.
 ///
 /// # Errors
 /// If they are none of an index.
-pub fn token_type_of(header: &[u8]) -> Result<(u8, &'static str), FormatError> {
+pub fn token_type_of(header: &[u8]) -> Result<(u8, &'static str, u64), FormatError> {
     if header.starts_with(OLD_MAGIC) {
         return Err(FormatError::fixed(
             "an index of fairseq or an old Megatron-LM (`--dataset-impl lazy`), which is not supported: \
@@ -78,9 +78,9 @@ pub fn token_type_of(header: &[u8]) -> Result<(u8, &'static str), FormatError> {
     if version != 1 {
         return Err(FormatError::new(format!("version {version}, expected 1")));
     }
-    let (name, _) = token_type(code)
+    let (name, token_len) = token_type(code)
         .ok_or_else(|| FormatError::new(format!("tokens have the unknown type {code}")))?;
-    Ok((code, name))
+    Ok((code, name, token_len))
 }
 
 /// The error for a problem in the index.
@@ -100,11 +100,11 @@ impl Format for Megatron {
         reader.read_at(found, 0)?;
         let in_header =
             |problem: &FormatError| Error::corrupt(index.path(), "header at byte 0", problem);
-        let (code, name) = token_type_of(found).map_err(|problem| in_header(&problem))?;
-        let expected = token_type(self.token_type).map(|(name, _)| name);
+        let (code, name, token_len) =
+            token_type_of(found).map_err(|problem| in_header(&problem))?;
         if code != self.token_type {
-            let text =
-                format!("tokens are {name}, expected {}", expected.unwrap_or("another type"));
+            let expected = token_type(self.token_type).map_or("another type", |(name, _)| name);
+            let text = format!("tokens are {name}, expected {expected}");
             return Err(in_header(&FormatError::new(text)));
         }
         let count =
@@ -124,7 +124,6 @@ impl Format for Megatron {
             );
             return Err(in_index(&*index, "header at byte 0", &FormatError::new(text)));
         }
-        let token_len = token_type(code).map_or(1, |(_, len)| len);
         let offsets = IndexHandle::new();
         let file = MegatronFile { offsets, stored, index, num_sequences, num_bounds, token_len };
         if num_sequences.max(num_bounds) <= STEP {
