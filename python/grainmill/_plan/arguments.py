@@ -29,8 +29,10 @@ def checked_integer(value: Any, name: str, *, minimum: int | None = None) -> int
         TypeError: `value` is not an integer.
         ValueError: `value` is below `minimum`.
     """
-    number: int | None = value if type(value) is int else None
-    if number is None and not isinstance(value, bool | np.bool_):
+    number: int | None = None
+    if type(value) is int:
+        number = value
+    elif not isinstance(value, bool | np.bool_):
         with contextlib.suppress(TypeError):
             number = operator.index(value)
     if number is None:
