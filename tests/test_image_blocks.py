@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_by_one import OneByOne
 from PIL import Image
 
 import grainmill as grain
@@ -20,16 +21,6 @@ from grainmill.transforms import DecodeImage, DecodeRandomCrop, Tokenize
 
 FILES = [p.read_bytes() for p in sorted((Path(__file__).parent / "data/images").iterdir())]
 NUM = 90
-
-
-class OneByOne(grain.transforms.Map):
-    """The same as another transform, without its functions of blocks."""
-
-    def __init__(self, decode):
-        self._decode = decode
-
-    def map(self, element):
-        return self._decode.map(element)
 
 
 def image_of(number, shape=None):

@@ -10,6 +10,7 @@ import pytest
 from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_by_one import OneByOne
 from oracle_example import bytes_list, example, float_list, int64_list
 from test_parse_example import FEATURES, record_of, write
 
@@ -19,16 +20,6 @@ from grainmill._native import Records
 from grainmill.transforms import Feature, JsonField, ParseExample, ParseJson
 
 NUM = 300
-
-
-class OneByOne(grain.transforms.Map):
-    """The same as another transform, without its functions of blocks."""
-
-    def __init__(self, parse):
-        self._parse = parse
-
-    def map(self, element):
-        return self._parse.map(element)
 
 
 FIELDS = {
