@@ -773,6 +773,7 @@ def test_an_interruption_does_not_wait_for_the_journal(tmp_path, server):
 
 def test_an_upload_that_begins_at_the_end_is_in_the_journal(tmp_path, server):
     """All of a row group of Parquet is sent by the last call."""
+    pytest.importorskip("pyarrow")
     lines = [json.dumps({"text": os.urandom(50_000).hex()}) for _ in range(150)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
     server.faults += [Fault(is_silent=True, only="partNumber")] * 9

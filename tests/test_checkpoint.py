@@ -822,7 +822,12 @@ importlib.util.find_spec = lambda name, *a: None if name == "orbax" else find(na
 import grainmill as grain
 import grainmill.python
 assert grain.checkpoint.__all__ == ["CheckpointHandler"]
-assert not hasattr(grain.checkpoint, "CheckpointSave")
+try:
+    grain.checkpoint.CheckpointSave
+except AttributeError as error:
+    assert "pip install orbax-checkpoint" in str(error)
+else:
+    raise AssertionError
 assert not hasattr(grain.python, "PyGrainCheckpointRestore")
 assert grain.python.PyGrainCheckpointHandler is grain.checkpoint.CheckpointHandler
 """

@@ -165,6 +165,7 @@ def test_workers_share_the_cores():
 
 @has_affinity
 def test_examples_are_parsed_alike_by_any_number_of_threads():
+    pytest.importorskip("google.protobuf")
     program = """
         from grainmill.transforms import Feature, ParseExample
         sys.path.insert(0, sys.argv[1])

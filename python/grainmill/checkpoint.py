@@ -13,7 +13,9 @@ else:
             from grainmill._checkpoint.handler import CheckpointHandler  # noqa: PLC0415
 
             return CheckpointHandler
-        if name in {"CheckpointRestore", "CheckpointSave"} and name in __all__:
+        if name in {"CheckpointRestore", "CheckpointSave"}:
+            if name not in __all__:
+                raise AttributeError(f"`{name}` needs Orbax: `pip install orbax-checkpoint`")
             from grainmill._checkpoint.handler import arguments_of_orbax  # noqa: PLC0415
 
             return getattr(arguments_of_orbax(), name)
