@@ -68,8 +68,16 @@ FACE_ABOVE = {
 PROGRAMS = {"_tools", "_beam", "_materialize", "ray"}
 PRIVATE_OF_PROGRAMS = {
     # Of `argparse`: how an option with a value is shown, as from Python 3.13 on.
-    # And a verdict of iterators of any class: `bench` has no consumer that could be to blame.
-    "_tools": {"._format_action_invocation", "_dataset.views.statistics.asked_verdict"},
+    # And a verdict of iterators of any class: `bench` has no consumer that could be to blame. And
+    # for `doctor`, how the engine was compiled, and what the package takes the machine for.
+    "_tools": {
+        "._format_action_invocation",
+        "._is_gil_enabled",
+        "_dataset.views.statistics.asked_verdict",
+        *("_memory.group_limits", "_memory.lines_of", "_memory.machine_bytes"),
+        *("_memory.usable_bytes", "_workers.limits.workers_are_processes"),
+        *("_native.features", "_native.num_cores", "_native.profile"),
+    },
     # Files that Beam opens, read by the engine.
     "_beam": {"_native.RecordFiles", "_native.RecordStream"},
 }

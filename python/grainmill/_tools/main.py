@@ -27,6 +27,7 @@ COMMANDS = {
     "verify": "check structure, checksums and index; write or check hashes",
     "convert": "convert between formats, reshard, shuffle",
     "index": "write an index, so that files open quickly",
+    "doctor": "versions, limits of this machine, and what of them matters",
     "bench": "measure a pipeline and say what holds it back",
     "as-grain": "run a program that imports Grain on grainmill",
     "completion": "print a completion file for bash, zsh or fish",
@@ -96,7 +97,7 @@ def command_parser(command: str) -> Parser:
         for action in parser.arguments
         if not action.option_strings
     ]
-    parser.usage = f"grainmill {command} [OPTION ...] {' '.join(map(str, places))}"
+    parser.usage = " ".join(["grainmill", command, "[OPTION ...]", *map(str, places)])
     return parser
 
 
