@@ -38,7 +38,7 @@ def run_page(path, cwd, timeout=240):
 
 # Beam starts processes that import it, and Ray a cluster; Keras takes seconds to import; the page
 # on the command line runs twenty programs.
-@pytest.mark.parametrize("page", pages.pages(), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*pages.pages(), ROOT / "README.md"], ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(page, tmp_path):
     done = run_page(page, tmp_path)
     assert done.returncode == 0, done.stderr
