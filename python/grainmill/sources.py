@@ -16,6 +16,7 @@ from grainmill.array_record import check_reader_options
 if TYPE_CHECKING:
     from grainmill._shared_memory_source import SharedMemoryDataSource
     from grainmill._sources.bagz import BagzDataSource
+    from grainmill._sources.folder import FolderDataSource
     from grainmill._sources.hugging_face import HuggingFaceDataSource, HuggingFaceIterDataset
     from grainmill._sources.json_lines import JsonLinesDataSource
     from grainmill._sources.megatron import MegatronDataSource
@@ -30,6 +31,7 @@ else:
         {
             "grainmill._shared_memory_source": ["SharedMemoryDataSource"],
             "grainmill._sources.bagz": ["BagzDataSource"],
+            "grainmill._sources.folder": ["FolderDataSource"],
             "grainmill._sources.hugging_face": ["HuggingFaceDataSource", "HuggingFaceIterDataset"],
             "grainmill._sources.json_lines": ["JsonLinesDataSource"],
             "grainmill._sources.megatron": ["MegatronDataSource"],
@@ -44,6 +46,7 @@ else:
 __all__ = [
     "ArrayRecordDataSource",
     "BagzDataSource",
+    "FolderDataSource",
     "HuggingFaceDataSource",
     "HuggingFaceIterDataset",
     "JsonLinesDataSource",

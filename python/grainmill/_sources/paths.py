@@ -140,6 +140,32 @@ def expand_ranges(
     return found
 
 
+def below(path: str) -> tuple[str, list[str]] | None:
+    """A directory, or a URL that ends with `/`, and the files at any depth below it, from there.
+
+    They are in sorted order; hidden ones, and those in hidden directories, are left out. `None` if
+    `path` is neither.
+
+    Raises:
+        FileNotFoundError: There are no files.
+    """
+    if not (path.endswith("/") if is_url(path) else os.path.isdir(path)):  # noqa: PTH112 - as above
+        return None
+    if is_url(path):
+        root, split = path, "/"
+        found = [url.removeprefix(path) for url in list_objects(path) if not url.endswith("/")]
+    else:
+        root, split = os.path.join(path, ""), os.sep  # noqa: PTH118 - as above
+        found = glob.glob("**/*", root_dir=path, recursive=True)  # noqa: PTH207 - as above
+        found = [name for name in found if not os.path.isdir(root + name)]  # noqa: PTH112 - as above
+    names = (name for name in found if not any(_is_hidden(part) for part in name.split(split)))
+    return root, _not_empty(sorted(names), path, "there are no files below")
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(_HIDDEN)
+
+
 def shown(paths: Sequence[str]) -> str:
     """The argument `paths` for the text of a dataset; of many, the first ones."""
     more = f", ... {len(paths):,} in all" if len(paths) > _MAX_SHOWN else ""
@@ -178,7 +204,7 @@ def _data_files(names: Iterable[str], suffixes: Sequence[str]) -> list[str]:
     return [
         name
         for name in names
-        if not name.startswith(_HIDDEN)
+        if not _is_hidden(name)
         and (not suffixes or _SHARD_SUFFIX.sub("", name.lower()).endswith(tuple(suffixes)))
     ]
 

@@ -152,11 +152,7 @@ class RecordFilesSource(Generic[Element_co]):
 
     def __repr__(self) -> str:
         """Saved states contain this text, so it must not change."""
-        # Each path with its length, so that no two lists of paths give the same text.
-        paths = [identified(path) for path in self._paths]
-        text = "".join(f"{len(path)}:{path}" for path in paths) + repr(self._arguments)
-        digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:40]
-        return f"{type(self).__name__}(hash_of_paths={digest})"
+        return f"{type(self).__name__}(hash_of_paths={digest_of(self._paths, self._arguments)})"
 
     def _record_location(self, index: int) -> tuple[str, int]:
         """The file of record `index`, and the record's index in it, for messages."""
@@ -173,6 +169,14 @@ class RecordFilesSource(Generic[Element_co]):
         if not 0 <= key < self._len:
             raise IndexError(f"record {key} was requested, but the files have {self._len}")
         return key
+
+
+def digest_of(paths: Sequence[str], arguments: tuple[Any, ...]) -> str:
+    """What tells lists of paths, and what is read of them, apart; saved states contain it."""
+    # Each path with its length, so that no two lists of paths give the same text.
+    identities = [identified(path) for path in paths]
+    text = "".join(f"{len(path)}:{path}" for path in identities) + repr(arguments)
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:40]
 
 
 class ScannedFilesSource(RecordFilesSource[Element_co]):
