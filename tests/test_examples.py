@@ -2,19 +2,24 @@
 
 import os
 import re
+import runpy
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
-import readme
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(*command, cwd):
+def run(program, *options, cwd, python=sys.executable):
     environment = dict(os.environ, JAX_PLATFORMS="cpu")
     # So that the process that resumes need not compile the same again.
     environment["JAX_COMPILATION_CACHE_DIR"] = str(cwd / "compiled")
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     done = subprocess.run(
-        [sys.executable, *command],
+        [python, str(EXAMPLES / program), *options],
         cwd=cwd,
         env=environment,
         capture_output=True,
@@ -26,15 +31,73 @@ def run(*command, cwd):
     return done.stdout
 
 
-# Takes the time of JAX and its compiler, as does the next one: they train models.
+# Takes the time of JAX and its compiler, as do those that follow: they train models.
 def test_text_example_resumes_with_equal_batches(tmp_path):
-    found = run(str(readme.ROOT / "examples/text_pipeline.py"), "--quick", cwd=tmp_path)
+    found = run("text_pipeline.py", "--quick", cwd=tmp_path)
     assert "its 6 batches are bit-identical" in found
     assert (tmp_path / ".cache/text_pipeline/resumed.json").exists()
 
 
 def test_image_example_learns(tmp_path):
-    found = run(str(readme.ROOT / "examples/images.py"), "--quick", cwd=tmp_path)
+    found = run("images.py", "--quick", cwd=tmp_path)
     before, after = (float(x) for x in re.findall(r"accuracy .*: ([\d.]+)%", found))
     assert after > max(before, 40)
     assert "the next batch is bit-identical" in found
+
+
+def test_image_folders_example_learns_the_same_from_one_file(tmp_path):
+    program = "image_folders.py"
+    from_folders = run(program, "--steps", "60", cwd=tmp_path)
+    accuracies = re.findall(r"accuracy ([\d.]+)%", from_folders)
+    assert len(accuracies) == 5
+    assert float(accuracies[-1]) > 80
+    from_one_file = run(program, "--steps", "60", "--convert", cwd=tmp_path)
+    assert re.findall(r"accuracy ([\d.]+)%", from_one_file) == accuracies
+
+
+def test_image_folders_example_takes_folders_of_any_images(tmp_path):
+    images = EXAMPLES.parent / "tests/data/images"
+    for number, name in enumerate(("baseline_420.jpg", "rgb.png")):
+        (tmp_path / f"class_{number}").mkdir()
+        shutil.copy(images / name, tmp_path / f"class_{number}")
+    (tmp_path / "class_0/notes.txt").write_text("not an image")
+    program = runpy.run_path(str(EXAMPLES / "image_folders.py"))
+    items, names = program["listed"](tmp_path)
+    assert names == ["class_0", "class_1"]
+    paths = [tmp_path / "class_0/baseline_420.jpg", tmp_path / "class_1/rgb.png"]
+    assert items == [(str(path), label) for label, path in enumerate(paths)]
+    with pytest.raises(SystemExit, match="no folders of JPEG or PNG images"):
+        program["listed"](tmp_path / "class_0")
+
+
+def test_mixture_example_trains_from_a_bucket_and_resumes(tmp_path):
+    found = run("mixture_from_buckets.py", "--steps", "20", cwd=tmp_path)
+    assert "70% from 2 files: s3://corpus/web/*.array_record" in found
+    assert "30% from 2 files: s3://corpus/code/*.tfrecord" in found
+    first, last = map(float, re.findall(r"loss ([\d.]+)", found))
+    assert last < 0.8 * first
+    assert "resumed at step 10: 10 batches are the same" in found
+
+
+# Six processes, one after another in pairs, that import JAX and Orbax.
+def test_hosts_example_goes_on_where_it_stopped(tmp_path):
+    found = run("hosts_with_orbax.py", "--steps", "12", cwd=tmp_path)
+    assert "stopped after step 6" in found
+    assert "went on with step 5" in found  # the last step that was saved is 4
+    assert "all losses are those of a run that never stopped" in found
+
+
+def test_torch_example_resumes_or_says_what_it_needs(tmp_path):
+    program = "torch_loop.py"
+    python = os.environ.get("GRAINMILL_PYTHON_WITH_MORE", sys.executable)
+    found = run(program, "--steps", "20", cwd=tmp_path, python=python)
+    if "needs PyTorch" not in found:
+        assert "resumed at step 10: all 10 losses are the same" in found
+
+
+def test_each_example_is_tested_and_listed():
+    examples = {path.name for path in EXAMPLES.glob("*.py")}
+    tests = Path(__file__).read_text("utf-8")
+    page = (EXAMPLES / "README.md").read_text("utf-8")
+    assert {name for name in examples if f'"{name}"' in tests} == examples
+    assert set(re.findall(r"\]\((\w+\.py)\)", page)) == examples
