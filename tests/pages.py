@@ -19,6 +19,8 @@ import types
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
+# Each section of it is a program, of which `test_recipes.py` runs those whose library is installed.
+RECIPES = DOCS / "recipes.md"
 # Shown, and neither run nor compared.
 SHOWN = {"sh", "text", "json"}
 # The text of some pages is that of Python's standard library: elsewhere, numbers are others.
@@ -44,7 +46,9 @@ class Block:
 
 
 def pages():
-    return sorted(path for path in DOCS.glob("*.md") if _FENCED.search(path.read_text("utf-8")))
+    """The pages whose code is one program."""
+    found = sorted(path for path in DOCS.glob("*.md") if _FENCED.search(path.read_text("utf-8")))
+    return [path for path in found if path != RECIPES]
 
 
 def blocks_of(text):
