@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from grainmill import _native, sources
+from grainmill._files import other_kinds
 from grainmill._files.messages import Argument, Message, check_choice
 from grainmill._sources.suffixes import COMPRESSED, EXTENSIONS
-from grainmill._url import identified, is_url
+from grainmill._url import identified, is_url, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,7 +166,7 @@ def compression_suffix(path: str) -> str:
 
 def of_content(path: str) -> Format | None:
     """The format that the first bytes of a file say, if they do."""
-    first = _native.FileBytes(path).read(512)
+    first = _first_bytes(path)
     if first[:8] == _RIEGELI:
         return FORMATS["array_record"]
     if first[:4] == b"PAR1":
@@ -179,6 +180,10 @@ def of_content(path: str) -> Format | None:
     return None
 
 
+def _first_bytes(path: str) -> bytes:
+    return _native.FileBytes(path).read(512)
+
+
 def detect_format(path: str | os.PathLike[str], format: str | None = None) -> Format:  # noqa: A002 - of the file
     """Returns the format of a file, which its content says, or its name.
 
@@ -187,7 +192,8 @@ def detect_format(path: str | os.PathLike[str], format: str | None = None) -> Fo
         format: The name of the format, if it is known; then the file is not looked at.
 
     Raises:
-        ValueError: Neither says it, or there is no format of this name.
+        ValueError: Neither says it, there is no format of this name, or the file is of a kind that
+            is not read: the message says what to use.
         FileNotFoundError: There is no such file.
         OSError: It is no regular file, or cannot be read.
 
@@ -202,17 +208,24 @@ def detect_format(path: str | os.PathLike[str], format: str | None = None) -> Fo
     if format is not None:
         return FORMATS[format]
     path = os.fspath(path)
+    # These have no mark of their own: they begin with their first record, which may be anything.
+    by_name = of_name(path)
+    has_no_mark = by_name in {FORMATS["bagz"], FORMATS["megatron"]}
     if is_url(path):
-        found = of_name(path) or of_content(path)
+        found = by_name or of_content(path)
     else:
         _check_readable(path)
-        found, by_name = of_content(path), of_name(path)
-        # These have no mark of their own: they begin with their first record, which may be JSON.
-        has_no_mark = by_name in {FORMATS["bagz"], FORMATS["megatron"]}
+        found = of_content(path)
         if found is None or (found is FORMATS["jsonl"] and has_no_mark):
             found = by_name
+    if found is None or not (has_no_mark or is_url(path)):
+        first = _first_bytes(path)
+        kind = other_kinds.of_file(identified(path), first)
+        if kind is not None and (found is None or kind.whatever_name):
+            raise ValueError(kind.message(shown(path)))
     if found is None:
-        head = f"{path}: its format is not known from its name or content; pass "
+        empty = "" if first else "it is empty, and "
+        head = f"{path}: {empty}its format is not known from its name or content; pass "
         raise ValueError(Message(head, Argument("format"), f" ({', '.join(READ)})"))
     return found
 
@@ -221,8 +234,15 @@ def _check_readable(path: str) -> None:
     place = Path(path)
     if not place.exists():
         raise FileNotFoundError(f"{path}: no such file")
+    _check_directory(place)
     if not place.is_file():
         raise OSError(f"{path}: not a regular file")
+
+
+def _check_directory(place: Path) -> None:
+    kind = other_kinds.of_directory(place) if place.is_dir() else None
+    if kind is not None:
+        raise ValueError(kind.message(str(place)))
 
 
 def find_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -236,7 +256,7 @@ def find_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
 
     Raises:
         FileNotFoundError: No file matches a pattern, or is in a directory.
-        ValueError: There is no path.
+        ValueError: There is no path, or a directory is of a kind that is not read.
 
     Example:
         >>> from grainmill import files
@@ -253,6 +273,8 @@ def find_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
 
 
 def _files_of(path: str) -> list[str]:
+    if not is_url(path):
+        _check_directory(Path(path))
     found = sources.expand_paths(path)
     if len(found) > 1 and Path(path).is_dir():  # without what is no file of records
         return [file for file in found if of_name(file) is not None] or found
