@@ -18,6 +18,55 @@ _LOADED = [
     re.compile(rf"(?:@import\s*|url\(){_ELSEWHERE}"),
 ]
 
+# What people type who want a page, besides the words of its titles.
+SEARCHED_FOR = {
+    "audio_video.md": ["audio", "video", "wav", "mp3", "speech", "frames"],
+    "bagz.md": ["jsonl", "json lines", "ndjson", "webdataset", "tar", "megatron", "bagz"],
+    "buckets.md": ["bucket", "s3", "gcs", "gs", "azure", "http", "cloud", "credentials"],
+    "caching.md": ["cache"],
+    "command_line.md": ["cli", "command line", "convert"],
+    "csv.md": ["csv", "tsv", "pandas", "excel", "arrow", "table", "sql"],
+    "dataloader.md": ["dataloader"],
+    "datasets.md": ["shuffle", "batch", "map", "filter", "repeat", "epoch"],
+    "datasets_advanced.md": ["packing", "sequence packing", "mixture"],
+    "hugging_face.md": ["hugging face", "huggingface", "hf", "datasets"],
+    "image_folders.md": ["image folder", "imagefolder", "folder of images", "folderdatasource"],
+    "images.md": ["images", "image decoding", "jpeg", "png", "resize", "crop", "augmentation"],
+    "index.md": ["install", "getting started", "quick start"],
+    "multi_host.md": ["multi host", "multihost", "multi node", "distributed", "sharding", "hosts"],
+    "orbax.md": ["resume", "checkpoint", "orbax", "restore", "preemption", "nnx"],
+    "parsing.md": ["parse", "parseexample", "parsejson", "proto"],
+    "performance.md": [
+        "performance",
+        "profiling",
+        "profile",
+        "threads",
+        "num_workers",
+        "readoptions",
+        "prefetch",
+    ],
+    "pytorch.md": ["pytorch", "torch", "torch dataloader", "collate_fn"],
+    "questions.md": ["error", "exception", "faq", "requires a seed", "questions"],
+    "security.md": ["security", "pickle", "untrusted", "vulnerability"],
+    "slow.md": [
+        "slow",
+        "bottleneck",
+        "idle",
+        "oom",
+        "out of memory",
+        "hang",
+        "hangs",
+        "stuck",
+        "leak",
+    ],
+    "sources.md": ["custom source", "random access", "arrayrecord", "paths", "glob"],
+    "switching.md": ["grain", "migrate"],
+    "tf_data.md": ["tf.data", "tensorflow"],
+    "training.md": ["device_put", "keras", "flax", "elastic", "training loop"],
+}
+# Where somebody looks last: names by their own words come first all the same.
+BOOSTS = {"changelog.md": 0.1, "differences.md": 0.5, "names.md": 0.2}
+
 
 def public_modules():
     """The names of the public modules, the package first."""
@@ -49,6 +98,15 @@ def on_files(files, config):
     text = (Path(config.docs_dir) / f"{NOTEBOOK}.ipynb").read_text("utf-8")
     files.append(File.generated(config, f"{NOTEBOOK}.md", content=as_markdown(json.loads(text))))
     return files
+
+
+def on_page_markdown(_markdown, page, **_):
+    """Tells the search what a page is for."""
+    uri = page.file.src_uri
+    boost = 0.5 if uri.startswith("reference/") else BOOSTS.get(uri, 1)
+    page.meta["search"] = {"boost": boost}
+    if uri in SEARCHED_FOR:
+        page.meta["tags"] = SEARCHED_FOR[uri]
 
 
 def as_markdown(notebook):

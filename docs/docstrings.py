@@ -12,8 +12,8 @@ class Docstrings(griffe.Extension):
     """Adds what users see of a class or compiled name that is defined elsewhere.
 
     That is: the docstrings of compiled names; to a class the methods of its metaclass, which are
-    called on it (`MapDataset.source`), and those of private bases (`describe`). `Example:` is read
-    as the section of code that it is.
+    called on it (`MapDataset.source`), and those of private bases (`describe`), which themselves
+    are not named. `Example:` is read as the section of code that it is.
     """
 
     def on_object(self, *, obj, **_):
@@ -32,10 +32,15 @@ class Docstrings(griffe.Extension):
 
     def on_package(self, *, pkg, **_):
         self.on_object(obj=pkg)
-        for module in _modules(pkg):
-            for cls in list(module.classes.values()):
-                if not cls.is_alias:
-                    _add_methods(cls, pkg)
+        classes = [
+            cls for module in _modules(pkg) for cls in module.classes.values() if not cls.is_alias
+        ]
+        public = _public_paths(pkg)
+        for cls in classes:
+            _add_methods(cls, pkg, public)
+        shown = [list(_shown_bases(cls, pkg, public)) for cls in classes]
+        for cls, bases in zip(classes, shown, strict=True):
+            cls.bases = bases
 
 
 def _modules(module):
@@ -45,11 +50,22 @@ def _modules(module):
             yield from _modules(inner)
 
 
-def _add_methods(cls, pkg):
+def _public_paths(pkg):
+    """Where the names of public modules are defined."""
+    return {
+        member.target_path if member.is_alias else member.path
+        for module in _modules(pkg)
+        if not any(part.startswith("_") for part in module.path.split("."))
+        for name, member in module.members.items()
+        if name in (module.exports or ())
+    }
+
+
+def _add_methods(cls, pkg, public):
     """Adds to a class the public methods of its metaclass and of private bases of ours."""
     metaclass = cls.keywords.get("metaclass")
     owners = [(metaclass.canonical_path, "classmethod")] if hasattr(metaclass, "path") else []
-    owners += [(path, "") for path in _private_bases(cls, pkg)]
+    owners += [(path, "") for path in _private_bases(cls, pkg, public)]
     for path, label in owners:
         if not path.startswith(f"{pkg.path}."):
             continue
@@ -61,16 +77,32 @@ def _add_methods(cls, pkg):
                 cls.set_member(name, method)
 
 
-def _private_bases(cls, pkg):
-    for base in cls.bases:
-        path = getattr(base, "canonical_path", None)
-        if path in _PRIVATE_BASES:
+def _private_bases(cls, pkg, public):
+    """The paths of bases of ours that users do not see, however far up."""
+    for base in getattr(cls, "bases", []):  # a value, as the base that a function made
+        path = getattr(base, "canonical_path", "")
+        if _is_private(path, pkg, public):
             yield path
-            yield from _private_bases(_of(path, pkg), pkg)
+            yield from _private_bases(_of(path, pkg), pkg, public)
+
+
+def _shown_bases(cls, pkg, public):
+    """The bases that users know; in place of a private one, those that it has."""
+    for base in getattr(cls, "bases", []):
+        path = getattr(base, "canonical_path", str(base))
+        if _is_private(path, pkg, public):
+            yield from _shown_bases(_of(path, pkg), pkg, public)
+        elif path.rpartition(".")[2] not in {*_UNNAMED, cls.name}:
+            yield base
+
+
+def _is_private(path, pkg, public):
+    return path.startswith(f"{pkg.path}.") and path not in public
 
 
 def _of(path, pkg):
     return pkg[path.removeprefix(f"{pkg.path}.")]
 
 
-_PRIVATE_BASES = {"grainmill._dataset.dataset.Dataset", "grainmill._dataset.views.reprs.Shown"}
+# They say how a class is written, not what it is.
+_UNNAMED = {"ABC", "Generic", "Protocol"}
