@@ -1,5 +1,6 @@
 """Hooks of MkDocs: pages of the public modules and of the notebook; nothing from elsewhere."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -61,11 +62,15 @@ SEARCHED_FOR = {
     ],
     "sources.md": ["custom source", "random access", "arrayrecord", "paths", "glob"],
     "switching.md": ["grain", "migrate"],
-    "tf_data.md": ["tf.data", "tensorflow"],
+    "tf_data.md": ["tf.data", "tf.data.dataset", "tensorflow"],
+    "tfrecord.md": ["tfrecord"],
     "training.md": ["device_put", "keras", "flax", "elastic", "training loop"],
 }
 # Where somebody looks last: names by their own words come first all the same.
 BOOSTS = {"changelog.md": 0.1, "differences.md": 0.5, "names.md": 0.2}
+
+# Tables of this many columns do not fit on a phone.
+_STACKED = 3
 
 
 def public_modules():
@@ -107,6 +112,29 @@ def on_page_markdown(_markdown, page, **_):
     page.meta["search"] = {"boost": boost}
     if uri in SEARCHED_FOR:
         page.meta["tags"] = SEARCHED_FOR[uri]
+
+
+def on_page_content(html, **_):
+    """Gives the cells of wide tables their headings, which narrow screens show beside each."""
+    return re.sub(r"<table>.*?</table>", _with_headings, html, flags=re.DOTALL)
+
+
+def _with_headings(found):
+    table = found[0]
+    headings = [
+        re.sub(r"<[^>]+>", "", text).replace('"', "&quot;")
+        for text in re.findall(r"<th[^>]*>(.*?)</th>", table)
+    ]
+    if len(headings) < _STACKED:
+        return table
+    column = itertools.cycle(headings)
+
+    def cell(found):
+        heading = next(column)
+        return f'<td data-heading="{heading}"{found[1]}>' if heading else found[0]
+
+    table = re.sub(r"<td([^>]*)>", cell, table)
+    return table.replace("<table>", "<table data-stacked>", 1)
 
 
 def as_markdown(notebook):

@@ -125,3 +125,10 @@ def printed(cell):
     """The text below a cell of a notebook."""
     texts = [output.get("text") or output["data"]["text/plain"] for output in cell.outputs]
     return "".join(texts)
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_no_page_imports_what_is_private_or_lets_a_shell_read_brackets(path):
+    text = path.read_text("utf-8")
+    assert not re.search(r"^(?:from|import) grainmill\._", text, flags=re.MULTILINE)
+    assert not re.search(r"pip install [^'\"\n]*\[", text)

@@ -377,4 +377,4 @@ def test_missing_package_is_named(monkeypatch, capsys):
 
     monkeypatch.setattr(parquet_output.importlib, "import_module", fails)
     assert main(["convert", "in.jsonl", "out.parquet"]) == ExitCode.USAGE
-    assert "`pip install grainmill[parquet]`" in capsys.readouterr().err
+    assert "`pip install 'grainmill[parquet]'`" in capsys.readouterr().err

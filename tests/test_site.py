@@ -134,6 +134,24 @@ def test_each_class_has_a_table_of_its_methods(site):
 def methods_of(page, name):
     """The rows of the first table below the heading of a class."""
     start = re.search(rf'id="grainmill\.(\w+\.)*{name}"', page).end()
-    table = re.compile(r'<table class="doc-summary">.*?</table>', re.DOTALL).search(page, start)[0]
+    table = re.compile(r"<table data-summary>.*?</table>", re.DOTALL).search(page, start)[0]
     cells = [text_of(cell).strip() for cell in re.findall(r"<td>(.*?)</td>", table, re.DOTALL)]
     return dict(zip(cells[::2], cells[1::2], strict=True))
+
+
+def test_cells_of_wide_tables_have_their_headings(site):
+    """Narrow screens show them, as they have no room for columns."""
+    for name in ("differences", "names"):
+        page = (site / f"{name}.html").read_text("utf-8")
+        rows = re.findall(r"<tr>\s*(<td.*?)</tr>", page, re.DOTALL)
+        wide = [row for row in rows if row.count("<td") > 2]
+        assert len(wide) > 50
+        assert all(row.count("data-heading=") >= 2 for row in wide)
+    assert 'data-heading="grainmill"' in page
+
+
+def test_the_home_page_has_a_picture_a_logo_and_a_switch(site):
+    page = (site / "index.html").read_text("utf-8")
+    assert re.search(r'<img[^>]*src="drawings/home.svg"', page)
+    assert re.search(r'<img[^>]*src="drawings/logo.svg"', page)
+    assert page.count('name="__palette"') == 2

@@ -1,7 +1,7 @@
 """Apache Beam transforms: reads and writes ArrayRecord, converts TFRecord, runs pipelines.
 
-`pip install grainmill[beam]` installs what this module needs. The transforms run on every runner of
-Beam; workers need grainmill, too.
+`pip install 'grainmill[beam]'` installs what this module needs. The transforms run on every
+runner of Beam; workers need grainmill, too.
 """
 
 from grainmill._beam.convert import ConvertTFRecordToArrayRecord

@@ -1,6 +1,6 @@
 """Pipelines run on a Ray cluster by ranges of positions.
 
-`pip install grainmill[ray]` installs what this module needs.
+`pip install 'grainmill[ray]'` installs what this module needs.
 """
 
 import os

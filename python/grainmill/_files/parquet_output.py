@@ -459,7 +459,7 @@ def _pyarrow(name: str) -> Any:
     except ImportError as error:
         raise ImportError(
             "Parquet files are written by the package `pyarrow`, which cannot be imported: "
-            f"`pip install grainmill[parquet]` ({error})"
+            f"`pip install 'grainmill[parquet]'` ({error})"
         ) from error
 
 

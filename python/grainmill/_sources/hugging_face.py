@@ -41,8 +41,8 @@ _SPLITS_FILE = "dataset_dict.json"
 class HuggingFaceDataSource:
     """The rows of a Hugging Face data set with random access, as dicts.
 
-    It needs the package `datasets` (`pip install grainmill[huggingface]`). Blocks of rows are read
-    from the Arrow tables at once: numbers become NumPy scalars, lists of numbers arrays of the
+    It needs the package `datasets` (`pip install 'grainmill[huggingface]'`). Blocks of rows are
+    read from the Arrow tables at once: numbers become NumPy scalars, lists of numbers arrays of the
     column's type (a list of equally long lists an array with more axes), text and binary values
     `str` and `bytes`, structs dicts, and missing values `None`. Columns that `datasets` decodes, as
     images, and data sets with a format of their own (`with_format`, `with_transform`) are read as
