@@ -19,9 +19,12 @@ TARGETS = [
 ]
 LICENSE_FILE = re.compile(r"(licen[sc]e|copying|copyright|notice)", re.IGNORECASE)
 # Sources in another language that a crate brings along: the folder with their licence.
-BUNDLED = {"zstd-sys": ["zstd"]}
-# Offered beside a licence that is taken instead.
-NOT_TAKEN = {("zstd-sys", "zstd/COPYING")}
+BUNDLED = {"liblzma-sys": ["xz"], "zstd-sys": ["zstd"]}
+# Offered beside a licence that is taken instead, or of programs beside the library.
+NOT_TAKEN = {
+    ("zstd-sys", "zstd/COPYING"),
+    *(("liblzma-sys", f"xz/COPYING{end}") for end in ("", ".GPLv2", ".GPLv3", ".LGPLv2.1")),
+}
 
 MIT = """\
 Permission is hereby granted, free of charge, to any person obtaining a copy of this software and

@@ -1,8 +1,11 @@
 """Slow, obvious twins of the formats that the engine reads, and writers of small files."""
 
+import bz2
 import gzip
 import io
+import itertools
 import json
+import lzma
 import random
 import re
 import struct
@@ -65,9 +68,11 @@ def is_binary(data):
 
 
 def begins_as_other(data):
-    """Whether what may be lines begins as text in UTF-16 does, or what gzip, zlib or zstd wrote."""
+    """Whether what may be lines begins as text in UTF-16 does, or what a compressor wrote."""
     utf_16, gzip_or_zlib = rb"\xff\xfe|\xfe\xff", rb"\x1f\x8b|x[\x01\x5e\x9c\xda]"
-    marks = rb"%s|%s|\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18" % (utf_16, gzip_or_zlib)
+    xz_or_bzip2 = rb"\xfd7zXZ\0|BZh[1-9](?:\x31\x41\x59\x26\x53\x59|\x17\x72\x45\x38\x50\x90)"
+    zstd_frame = rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"
+    marks = b"|".join([utf_16, gzip_or_zlib, xz_or_bzip2, zstd_frame])
     return re.match(marks, data) is not None
 
 
@@ -145,6 +150,7 @@ def frames(data):
 
 def compressed(data, how):
     whole = {"zstd": zstd, "frames": frames, "zlib": zlib.compress}
+    whole |= {"xz": lzma.compress, "bzip2": bz2.compress}
     if how in whole:
         return whole[how](data)
     if how == "gzip":
@@ -152,6 +158,11 @@ def compressed(data, how):
     if how == "members":
         cut = len(data) // 3
         return gzip.compress(data[:cut], mtime=0) + gzip.compress(data[cut:], mtime=0)
+    if how in {"xz streams", "bzip2 streams"}:
+        compress, padding = whole[how.split()[0]], bytes(8) if how[0] == "x" else b""
+        cuts = [0, len(data) // 9, len(data) // 9, len(data) // 2, len(data)]
+        parts = (compress(data[a:b]) for a, b in itertools.pairwise(cuts))
+        return padding.join(parts)
     if how == "padded":
         cut, zeros = len(data) // 2, bytes(len(data) % 700)
         first, second = gzip.compress(data[:cut], mtime=0), gzip.compress(data[cut:], mtime=0)

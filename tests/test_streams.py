@@ -30,8 +30,10 @@ HERE = Path(__file__).parent
 RECORDS = [b"record %d " % number * (number % 9) for number in range(300)]
 # What files of other kinds begin with.
 ZSTD, SKIPPABLE = b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18"
-MARKS = [b"\x1f\x8b", b"x\x9c", b"x^", ZSTD, SKIPPABLE, b"\xff\xfe", b"\xfe\xff"]
+XZ, BZIP2 = b"\xfd7zXZ\0", b"BZh91AY&SY"
+MARKS = [XZ, BZIP2, b"\x1f\x8b", b"x\x9c", b"x^", ZSTD, SKIPPABLE, b"\xff\xfe", b"\xfe\xff"]
 HOWS = ["none", "gzip", "members", "zlib", "zstd", "frames"]
+HOWS += ["xz", "xz streams", "bzip2", "bzip2 streams"]
 
 
 def tfrecord(records):
@@ -113,7 +115,7 @@ def test_states_are_offsets_of_the_decompressed_data(tmp_path, how):
     assert list(iterator) == RECORDS
 
 
-@pytest.mark.parametrize("how", ["gzip", "members", "zlib", "zstd", "frames"])
+@pytest.mark.parametrize("how", HOWS[1:])
 def test_damage_in_compressed_data_is_never_lost(tmp_path, how):
     records = [b"some text %d" % number for number in range(40)]
     data = formats.compressed(tfrecord(records), how)
@@ -502,7 +504,7 @@ def test_an_exception_after_records_is_raised_before_more_is_read(how):
         return step
 
     if how == "next":
-        stream = _native.TFRecordStream.pulled("a", read, 0)
+        stream = _native.RecordCursor.pulled("a", read, "tfrecord", 0)
     else:
         stream = _native.RecordStream.pulled("a", read, "tfrecord")
     found = []

@@ -1,7 +1,9 @@
 """Each command with each format it takes, in files, in a bucket and on a web server."""
 
+import bz2
 import io
 import json
+import lzma
 import os
 import tarfile
 from pathlib import Path
@@ -25,11 +27,15 @@ NAMES = {
     "tfrecord-gzip": "in.tfrecord.gz",
     "jsonl": "in.jsonl",
     "jsonl-gzip": "in.jsonl.gz",
+    "jsonl-xz": "in.jsonl.xz",
+    "jsonl-bzip2": "in.jsonl.bz2",
     "bagz": "in.bagz",
     "parquet": "in.parquet",
     "webdataset": "in.tar",
 }
 BYTES = [name for name in NAMES if name not in {"parquet", "webdataset"}]
+# Compressed by what only reads here.
+OTHERS = {"jsonl-xz": lzma.compress, "jsonl-bzip2": bz2.compress}
 TARGETS = {
     "array_record": "out.array_record",
     "tfrecord": "out.tfrecord",
@@ -46,7 +52,9 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("formats")
     (folder / "in.jsonl").write_bytes(b"\n".join(LINES) + b"\n")
     for name in BYTES:
-        if name != "jsonl":
+        if name in OTHERS:
+            (folder / NAMES[name]).write_bytes(OTHERS[name](b"\n".join(LINES)))
+        elif name != "jsonl":
             options = ["--options", "gzip"] if name.endswith("gzip") else []
             arguments = [str(folder / "in.jsonl"), str(folder / NAMES[name]), *options, "--quiet"]
             assert main(["convert", *arguments]) == 0
@@ -93,6 +101,7 @@ def place(request, folder, monkeypatch):
 
 in_all_places = pytest.mark.parametrize("place", PLACES, indirect=True)
 of_all_formats = pytest.mark.parametrize("kind", NAMES)
+with_random_access = pytest.mark.parametrize("kind", [n for n in NAMES if n not in OTHERS])
 
 
 def ran(capsys, *arguments):
@@ -120,11 +129,12 @@ def test_info(place, folder, capsys, kind):
     assert file["bytes"] == (folder / NAMES[kind]).stat().st_size
     assert file["ratio"] > 0
     expected = {"bagz": "zstd", "parquet": "snappy"}
-    assert file["compression"] == expected.get(kind, "gzip" if kind.endswith("gzip") else None)
+    name, _, compression = kind.partition("-")
+    assert file["compression"] == expected.get(kind, compression or None)
     if kind == "parquet":
         assert file["columns"] == {"number": "Int64", "text": "Utf8"}
         assert file["row_groups"] == [COUNT]
-    assert file["format"] == kind.removesuffix("-gzip")
+    assert file["format"] == name
     assert file["path"] == place(NAMES[kind])
     if kind in BYTES:
         assert file["record_bytes"] == sum(map(len, LINES))
@@ -238,7 +248,7 @@ def check_records(kind, target, paths, *, is_shuffled=False):
         assert records == LINES
 
 
-@of_all_formats
+@with_random_access
 @pytest.mark.parametrize("target", TARGETS)
 def test_convert_to_shards_in_a_global_order(folder, capsys, kind, target):
     arguments = ["convert", folder / NAMES[kind], TARGETS[target], "--shards", "3"]
@@ -248,6 +258,18 @@ def test_convert_to_shards_in_a_global_order(folder, capsys, kind, target):
     check_records(kind, target, paths)
     ran(capsys, *arguments, "--shuffle", "--seed", "5", "--force")
     check_records(kind, target, paths, is_shuffled=True)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_needs_random_access_says_what_to_do(folder, capsys, kind):
+    path = str(folder / NAMES[kind])
+    for command in (["index", path], ["convert", path, "out.bagz", "--shuffle"]):
+        assert main(command) != ExitCode.OK
+        error = capsys.readouterr().err
+        assert "has no random access: read lines in order with `JsonLinesIterDataset`" in error
+    (found,) = ran(capsys, "convert", path, "out@3.array_record")
+    assert [file["records"] for file in found["files"]] == [20, 20, 20]
+    check_records(kind, "array_record", [file["path"] for file in found["files"]])
 
 
 @pytest.mark.parametrize("place", ["s3", "http"], indirect=True)
@@ -281,7 +303,7 @@ def test_convert_to_each_format_in_a_bucket(place, server, capsys, target):
 
 
 @in_all_places
-@of_all_formats
+@with_random_access
 def test_index(place, capsys, kind):
     path = place(NAMES[kind])
     if kind == "array_record":
@@ -296,9 +318,9 @@ def test_index(place, capsys, kind):
 
 
 @in_all_places
-@of_all_formats
+@with_random_access
 def test_bench(place, tmp_path, capsys, monkeypatch, kind):
-    name = formats.FORMATS[kind.removesuffix("-gzip")].source
+    name = formats.FORMATS[kind.partition("-")[0]].source
     (tmp_path / "pipeline_of_format.py").write_text(
         "import grainmill as grain\n"
         f"source = grain.sources.{name}({place(NAMES[kind])!r})\n"

@@ -28,6 +28,7 @@ __all__ = [
     "PendingRead",
     "Permutation",
     "ReadQueue",
+    "RecordCursor",
     "RecordFiles",
     "RecordOutput",
     "RecordStream",
@@ -39,7 +40,6 @@ __all__ = [
     "RowsAhead",
     "SharedBudget",
     "Slot",
-    "TFRecordStream",
     "__version__",
     "abort_upload",
     "after_fork",
@@ -146,13 +146,16 @@ class Format:
 def megatron_token_type(path: str, header: bytes) -> tuple[int, str]: ...
 
 @final
-class TFRecordStream:
-    def __new__(cls, path: str) -> TFRecordStream: ...
+class RecordCursor:
+    def __new__(cls, path: str, format_name: str) -> RecordCursor: ...
     @staticmethod
-    def pulled(path: str, read: Callable[[int], bytes], offset: int) -> TFRecordStream: ...
+    def pulled(
+        path: str, read: Callable[[int], bytes], format_name: str, offset: int
+    ) -> RecordCursor: ...
     def next(self) -> bytes | None: ...
     def tell(self) -> int: ...
-    def seek(self, offset: int) -> None: ...
+    def start(self) -> tuple[int, int]: ...
+    def seek(self, offset: int, start: tuple[int, int] | None = None) -> None: ...
 
 def masked_crc32c(data: bytes) -> int: ...
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from grainmill._sources.hugging_face import HuggingFaceDataSource, HuggingFaceIterDataset
     from grainmill._sources.json_lines import JsonLinesDataSource
     from grainmill._sources.megatron import MegatronDataSource
+    from grainmill._sources.json_lines_dataset import JsonLinesIterDataset
     from grainmill._sources.mixture import mix_from_text, parse_mixture
     from grainmill._sources.parquet import ParquetDataSource
     from grainmill._sources.tfrecord import TFRecordDataSource
@@ -36,6 +37,7 @@ else:
             "grainmill._sources.json_lines": ["JsonLinesDataSource"],
             "grainmill._sources.megatron": ["MegatronDataSource"],
             "grainmill._sources.mixture": ["mix_from_text", "parse_mixture"],
+            "grainmill._sources.json_lines_dataset": ["JsonLinesIterDataset"],
             "grainmill._sources.parquet": ["ParquetDataSource"],
             "grainmill._sources.tfrecord": ["TFRecordDataSource"],
             "grainmill._sources.web_dataset": ["WebDatasetDataSource"],
@@ -52,6 +54,7 @@ __all__ = [
     "JsonLinesDataSource",
     "MegatronDataSource",
     "ParquetDataSource",
+    "JsonLinesIterDataset",
     "RandomAccessDataSource",
     "RangeDataSource",
     "SharedMemoryDataSource",

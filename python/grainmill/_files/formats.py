@@ -139,7 +139,7 @@ FORMATS = {
 READ = tuple(FORMATS)
 WRITTEN = tuple(name for name, found in FORMATS.items() if found.written)
 # Of whole files; other names say nothing about that.
-_OTHER_COMPRESSED = (".bz2", ".xz", ".lzma", ".lz4", ".br", ".sz", ".snappy", ".zip")
+_OTHER_COMPRESSED = (".lzma", ".lz4", ".br", ".sz", ".snappy", ".zip")
 
 
 def of_name(path: str) -> Format | None:

@@ -15,8 +15,8 @@ EXTENSIONS: Final = {
     "megatron": (".bin",),
 }
 GZIP: Final = (".gz", ".gzip")
-# What readers decompress.
-COMPRESSED: Final = (*GZIP, ".zlib", ".z", ".zst", ".zstd")
+# What readers decompress; the last two from begin to end only.
+COMPRESSED: Final = (*GZIP, ".zlib", ".z", ".zst", ".zstd", ".xz", ".bz2")
 _WHOLE: Final = ("tfrecord", "jsonl", "webdataset")
 
 

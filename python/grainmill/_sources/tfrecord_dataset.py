@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import operator
 import os
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
-from grainmill._interrupts import raise_interrupt
-from grainmill._native import GrainmillError, TFRecordStream
+from grainmill._native import GrainmillError, RecordCursor
+from grainmill._sources.files_in_order import FilesIterator, position_of, state_of
 from grainmill._sources.paths import expand, shown
 from grainmill._sources.suffixes import suffixes_of
 from grainmill._url import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_FORMAT: Final = "tfrecord"
 
 
 class TFRecordIterDataset(IterDataset[bytes]):
@@ -32,8 +33,8 @@ class TFRecordIterDataset(IterDataset[bytes]):
     Args:
         path: A path, or a sequence of paths, as for `expand_paths`: patterns, directories and URLs
             are expanded when the dataset is made. A file that is compressed as a whole by gzip,
-            zlib or zstd is recognised by its first bytes. Its offsets are those of the decompressed
-            data, so that continuing at a state reads it from the beginning.
+            zlib, zstd, xz or bzip2 is recognised by its first bytes. Its offsets are those of the
+            decompressed data; continuing at a state decompresses it as `JsonLinesIterDataset` does.
 
     Raises:
         FileNotFoundError: No file matches a pattern, or is in a directory. When iterated: there is
@@ -68,7 +69,7 @@ class TFRecordIterDataset(IterDataset[bytes]):
     def __iter__(self) -> DatasetIterator[bytes]:
         if len(self._paths) == 1:
             return _TFRecordDatasetIterator(self._paths[0])
-        return _TFRecordFilesIterator(self._paths)
+        return FilesIterator(self._paths, _TFRecordDatasetIterator)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({shown(self._paths)})"
@@ -90,7 +91,7 @@ class _TFRecordDatasetIterator(DatasetIterator[bytes]):
 
     def get_state(self) -> dict[str, Any]:
         """Returns the offset of the next record."""
-        return {"reader_offset": self._reader.tell()}
+        return state_of(self._reader.tell(), self._reader.cursor)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues at a record.
@@ -101,64 +102,7 @@ class _TFRecordDatasetIterator(DatasetIterator[bytes]):
         Raises:
             ValueError: The offset is negative.
         """
-        if "file_index" in state:
-            raise ValueError("state was saved with several files; restore needs the same files")
-        self._reader.seek(_offset(state))
-
-
-class _TFRecordFilesIterator(DatasetIterator[bytes]):
-    """Reads the records of several files, one file after another."""
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        super().__init__()
-        self._paths = paths
-        self._open(0)
-
-    def _open(self, file_index: int) -> None:
-        self._reader = _TFRecordReader(self._paths[file_index])
-        self._file_index = file_index
-
-    def __next__(self) -> bytes:
-        while True:
-            try:
-                return next(self._reader)
-            except StopIteration as stop:
-                raise_interrupt(stop)
-                if self._file_index + 1 == len(self._paths):
-                    raise
-            self._open(self._file_index + 1)
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the number of the file, and the offset in it of the next record."""
-        return {"file_index": self._file_index, "reader_offset": self._reader.tell()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continues at a record.
-
-        Args:
-            state: What `get_state` returned.
-
-        Raises:
-            ValueError: There is no such file, or the offset is negative.
-        """
-        if "file_index" not in state:
-            raise ValueError("state was saved with a single file; restore needs the same file")
-        file_index, offset = operator.index(state["file_index"]), _offset(state)
-        if not 0 <= file_index < len(self._paths):
-            raise ValueError(
-                f"state was saved in file {file_index}, but there are {len(self._paths)} files; "
-                "restore needs the same files"
-            )
-        if file_index != self._file_index:
-            self._open(file_index)
-        self._reader.seek(offset)
-
-
-def _offset(state: dict[str, Any]) -> int:
-    offset = operator.index(state["reader_offset"])
-    if offset < 0:
-        raise ValueError(f"`reader_offset` of a state must not be negative, got {offset}")
-    return offset
+        self._reader.seek(*position_of(state))
 
 
 class _TFRecordReader:
@@ -169,25 +113,25 @@ class _TFRecordReader:
     """
 
     # The records of a file that Python reads, which is then ahead of them.
-    _stream: TFRecordStream | None = None
+    _stream: RecordCursor | None = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         # The engine may open the file again, after the working directory has changed.
-        self._reader: TFRecordStream | BinaryIO = TFRecordStream(absolute(os.fsdecode(path)))
+        self._reader: RecordCursor | BinaryIO = RecordCursor(absolute(os.fsdecode(path)), _FORMAT)
 
     def __next__(self) -> bytes:
         reader = self._reader
-        if isinstance(reader, TFRecordStream):
+        if isinstance(reader, RecordCursor):
             stream = reader
         else:
             if self._stream is None:
                 name = str(getattr(reader, "name", reader))
-                self._stream = TFRecordStream.pulled(name, reader.read, reader.tell())
+                self._stream = RecordCursor.pulled(name, reader.read, _FORMAT, reader.tell())
             stream = self._stream
         try:
             record = stream.next()
         except BaseException as error:
-            if not isinstance(reader, TFRecordStream):
+            if not isinstance(reader, RecordCursor):
                 self.seek(stream.tell())  # the next call tries again
             if isinstance(error, GrainmillError):
                 raise ValueError(f"Not a valid TFRecord. {error}") from error
@@ -200,10 +144,18 @@ class _TFRecordReader:
         """Where the next record begins, in bytes."""
         return (self._stream or self._reader).tell()
 
-    def seek(self, offset: int) -> None:
+    @property
+    def cursor(self) -> RecordCursor | None:
+        """The records of a file that the engine reads."""
+        return self._reader if isinstance(self._reader, RecordCursor) else None
+
+    def seek(self, offset: int, start: tuple[int, int] | None = None) -> None:
         """Makes the record that begins at byte `offset` the next one."""
         self._stream = None
-        self._reader.seek(offset)
+        if self.cursor:
+            self.cursor.seek(offset, start)
+        else:
+            self._reader.seek(offset)
 
     def __del__(self) -> None:
         close = getattr(self.__dict__.get("_reader"), "close", None)

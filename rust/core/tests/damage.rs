@@ -203,6 +203,18 @@ fn zlib(bytes: &[u8]) -> Vec<u8> {
     out.finish().unwrap()
 }
 
+fn xz(bytes: &[u8]) -> Vec<u8> {
+    let mut out = liblzma::write::XzEncoder::new(Vec::new(), 6);
+    out.write_all(bytes).unwrap();
+    out.finish().unwrap()
+}
+
+fn bzip2(bytes: &[u8]) -> Vec<u8> {
+    let mut out = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::default());
+    out.write_all(bytes).unwrap();
+    out.finish().unwrap()
+}
+
 fn zstd(bytes: &[u8], dictionary: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(zstd_safe::compress_bound(bytes.len()));
     let mut context = zstd_safe::CCtx::create();
@@ -341,6 +353,8 @@ fn cases() -> Vec<Case> {
         case("tfrecord in order", (Read::InOrder(|| Box::new(TfRecord)), frames.clone()), true),
         case("tfrecord gzip in order", (Read::InOrder(|| Box::new(TfRecord)), gzip(&frames)), true),
         case("tfrecord zlib in order", (Read::InOrder(|| Box::new(TfRecord)), zlib(&frames)), true),
+        case("lines xz in order", (Read::InOrder(|| Box::new(JsonLines)), xz(&lines)), true),
+        case("lines bzip2 in order", (Read::InOrder(|| Box::new(JsonLines)), bzip2(&lines)), true),
         case("lines in order", (Read::InOrder(|| Box::new(JsonLines)), lines), false),
     ]
 }

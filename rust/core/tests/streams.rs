@@ -156,11 +156,28 @@ fn compressed(bytes: &[u8], compression: Compression) -> Vec<u8> {
             let (first, second) = bytes.split_at(bytes.len() / 2);
             [frame(first), b"\x50\x2a\x4d\x18\x02\0\0\0..".to_vec(), frame(second)].concat()
         }
+        Compression::Xz => {
+            let stream = |part: &[u8]| {
+                let mut out = liblzma::write::XzEncoder::new(Vec::new(), 1);
+                out.write_all(part).unwrap();
+                out.finish().unwrap()
+            };
+            let (first, second) = bytes.split_at(bytes.len() / 2);
+            [stream(first), vec![0; 8], stream(second)].concat()
+        }
+        Compression::Bzip2 => {
+            let stream = |part: &[u8]| {
+                let mut out = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+                out.write_all(part).unwrap();
+                out.finish().unwrap()
+            };
+            let (first, second) = bytes.split_at(bytes.len() / 2);
+            [stream(first), stream(second)].concat()
+        }
     }
 }
 
-const ALL: [Compression; 4] =
-    [Compression::None, Compression::Gzip, Compression::Zlib, Compression::Zstd];
+const ALL: [Compression; 6] = Compression::ALL;
 
 fn opened(far: &Far, frames: Box<dyn Frames>) -> Result<RecordStream> {
     RecordStream::open(far, &PathBuf::from("far"), frames)
@@ -234,12 +251,48 @@ proptest! {
         // And back to any record.
         if let Some(number) = records.len().checked_sub(3) {
             let begin = tfrecord(&records[..number]).len() as u64;
-            cursor.seek(begin);
+            cursor.seek(begin, None);
             for record in &records[number..] {
                 prop_assert!(cursor.fill().unwrap());
                 prop_assert_eq!(cursor.buffered().unwrap(), record.as_slice());
             }
         }
+    }
+}
+
+#[test]
+fn a_state_names_where_decompression_can_start() {
+    let records: Vec<Vec<u8>> = (0..600_usize)
+        .map(|n| (0..n % 900).map(|at| (n * at >> 3).to_le_bytes()[0]).collect())
+        .collect();
+    // That of zlib has one stream.
+    for compression in ALL.into_iter().filter(|&each| each != Compression::Zlib) {
+        let parts: Vec<Vec<u8>> =
+            records.chunks(7).map(|records| compressed(&tfrecord(records), compression)).collect();
+        let far = Far::new(&parts.concat(), true);
+        let mut cursor = RecordCursor::new(opened(&far, Box::new(TfRecord)).unwrap());
+        let mut starts = Vec::new();
+        for (number, record) in records.iter().enumerate() {
+            assert!(cursor.fill().unwrap());
+            let (at, start) = (cursor.tell(), cursor.start());
+            let is_near = at < start.decompressed + (160 << 10) || compression == Compression::None;
+            assert!(start.decompressed <= at && is_near, "{compression:?}: {start:?}, {at}");
+            starts.push(start.stored);
+            if number % 50 == 49 {
+                let mut resumed = RecordCursor::new(opened(&far, Box::new(TfRecord)).unwrap());
+                resumed.seek(at, Some(start));
+                assert_eq!((resumed.tell(), resumed.start()), (at, start));
+                for record in &records[number..] {
+                    assert!(resumed.fill().unwrap());
+                    assert_eq!(resumed.buffered().unwrap(), record);
+                }
+                assert!(!resumed.fill().unwrap());
+            }
+            assert_eq!(cursor.buffered().unwrap(), record);
+        }
+        assert!(starts.is_sorted());
+        starts.dedup();
+        assert_eq!(starts.len() > 2, compression != Compression::None, "{compression:?}");
     }
 }
 
@@ -278,8 +331,13 @@ fn every_truncation_is_seen_or_ends_between_records() {
                 Err(text) => assert!(text.contains("record "), "{text}"),
             }
         }
-        // Between records, or nothing at all; and of zstd, between frames if records end there.
-        let expected = if compression == Compression::None { 21..=21 } else { 2..=3 };
+        // Between records, or nothing at all; and between frames or streams if records end there, also
+        // in the zeros after one.
+        let expected = match compression {
+            Compression::None => 21..=21,
+            Compression::Xz => 2..=11,
+            _ => 2..=3,
+        };
         assert!(expected.contains(&num_intact), "{compression:?}: {num_intact}");
     }
 }

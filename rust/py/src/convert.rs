@@ -61,7 +61,7 @@ pub(crate) struct PyRecordStream {
     raised: RaisedByFunction,
 }
 
-fn frames(format_name: &str) -> Result<Box<dyn Frames>> {
+pub(crate) fn frames(format_name: &str) -> Result<Box<dyn Frames>> {
     match format_name {
         "tfrecord" => Ok(Box::new(TfRecord)),
         "jsonl" => Ok(Box::new(JsonLines)),
@@ -120,15 +120,11 @@ impl PyRecordStream {
         py.detach(|| self.lock().0.stored_offset())
     }
 
-    /// `gzip`, `zlib`, `zstd` or None.
+    /// `gzip`, `zlib`, `zstd`, `xz`, `bzip2` or None.
     #[getter]
     fn compression(&self, py: Python<'_>) -> Option<&'static str> {
-        match py.detach(|| self.lock().0.compression()) {
-            Compression::None => None,
-            Compression::Gzip => Some("gzip"),
-            Compression::Zlib => Some("zlib"),
-            Compression::Zstd => Some("zstd"),
-        }
+        let compression = py.detach(|| self.lock().0.compression());
+        (compression != Compression::None).then(|| compression.name())
     }
 
     /// Reads some of the next records, at least one and at most `max_records`; none at the end.

@@ -103,13 +103,12 @@ fn scanned<F: Framing>(
     beside: bool,
     dir: Option<PathBuf>,
 ) -> Result<PyFormat, Raised> {
-    let compression = match compression {
-        "auto" => None,
-        "none" => Some(Compression::None),
-        "gzip" => Some(Compression::Gzip),
-        "zlib" => Some(Compression::Zlib),
-        "zstd" => Some(Compression::Zstd),
-        other => return Err(unknown(other, "`auto`, `none`, `gzip`, `zlib` or `zstd`")),
+    let known = |each: &Compression| each.has_random_access() && each.name() == compression;
+    let compression = match Compression::ALL.into_iter().find(known) {
+        None if compression != "auto" => {
+            return Err(unknown(compression, "`auto`, `none`, `gzip`, `zlib` or `zstd`"));
+        }
+        found => found,
     };
     let places = IndexPlaces { beside, dir };
     Ok(PyFormat(Arc::new(ScannedFormat { framing, compression, places })))

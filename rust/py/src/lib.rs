@@ -29,12 +29,12 @@ mod parse_example;
 mod parse_json;
 mod python_input;
 mod python_storage;
+mod record_cursor;
 mod record_writer;
 mod records;
 mod rows;
 mod shared;
 mod storage;
-mod tfrecord;
 mod waiting;
 
 /// Looks up now what is needed of NumPy. On first use a lock would be taken for it, and a child that is
@@ -59,6 +59,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     optional::stand_in(module, "parquet", &[c"ParquetFiles", c"RowsAhead"])?;
     record_writer::register(module)?;
     convert::register(module)?;
+    record_cursor::register(module)?;
     batch::register(module)?;
     rows::register(module)?;
     fill::register(module)?;
@@ -72,6 +73,5 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     pack::register(module)?;
     parse_example::register(module)?;
     parse_json::register(module)?;
-    tfrecord::register(module)?;
     waiting::register(module)
 }

@@ -156,6 +156,8 @@ impl MayBeCompressed for JsonLines {
         match path.extension().and_then(OsStr::to_str) {
             Some("gz") => return Compression::Gzip,
             Some("zst") => return Compression::Zstd,
+            Some("xz") => return Compression::Xz,
+            Some("bz2") => return Compression::Bzip2,
             _ => {}
         }
         match (Compression::detected(head), head) {

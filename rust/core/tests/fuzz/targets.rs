@@ -843,6 +843,16 @@ pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let lines = ["{\"a\": 1}\n{}\r\n\n  \nlast", "\n", "no end"];
     let lines = lines.map(|text| ("lines", text.as_bytes().to_vec()));
     let texts = [
+    // Three lines as xz and as bzip2.
+    let xz =
+        b"\xfd\x37\x7a\x58\x5a\x00\x00\x01\x69\x22\xde\x36\x02\x00\x21\x01\x16\x00\x00\x00\x74\x2f\
+        \xe5\xa3\x01\x00\x10\x7b\x22\x61\x22\x3a\x20\x31\x7d\x0a\x7b\x7d\x0d\x0a\x6c\x61\x73\x74\
+        \x00\x00\x00\x00\xc1\x56\xdf\xe4\x00\x01\x25\x11\x3e\x45\xc5\xa2\x90\x42\x99\x0d\x01\x00\
+        \x00\x00\x00\x01\x59\x5a";
+    let bzip2 =
+        b"\x42\x5a\x68\x39\x31\x41\x59\x26\x53\x59\x17\xd1\x21\x82\x00\x00\x06\xd9\x80\x00\x12\x50\
+        \x00\x20\x10\x20\x04\x0c\x0a\x20\x00\x22\x00\x34\x68\x40\xd0\x34\x18\xa5\xe1\xbc\x4d\x15\
+        \xc6\x08\xf1\x77\x24\x53\x85\x09\x01\x7d\x12\x18\x20";
         r#"{"a": 1, "b": {"c": [10, {"d": "x\"y\u00e9\ud83d\ude00"}], "e": null}, "f": -1.5e-3}"#,
         r#" {"b": {}, "b": {"c": [[], true, false]}} "#,
     ];
@@ -851,6 +861,8 @@ pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
     seeds.extend(streams.map(|(name, bytes)| (name, bytes.to_vec())));
     seeds.extend(lines);
     seeds.extend(written);
+        ("lines", &xz[..]),
+        ("lines", &bzip2[..]),
     // Documents of two sequences and of one; the index has the length that it states for the tokens.
     let header = [&b"MMIDIDX\0\0"[..], &1_u64.to_le_bytes(), &[1]].concat();
     let longs = |values: &[u64]| values.iter().flat_map(|value| value.to_le_bytes()).collect();

@@ -18,6 +18,10 @@ pub enum Compression {
     Zlib,
     /// By zstd, in any number of frames.
     Zstd,
+    /// By xz, in any number of streams.
+    Xz,
+    /// By bzip2, in any number of streams.
+    Bzip2,
 }
 
 /// A format whose files may be compressed.
@@ -69,12 +73,6 @@ pub trait MayBeCompressed {
 /// What is wrong with a file that begins like those that no format here has.
 pub fn other_kind(head: &[u8]) -> Option<&'static str> {
     Some(match head {
-        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => {
-            "compressed by xz, which is not supported: decompress it"
-        }
-        [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, 0x59, 0x26, 0x53, 0x59, ..] => {
-            "compressed by bzip2, which is not supported: decompress it"
-        }
         [0x04, 0x22, 0x4d, 0x18, ..] => "compressed by LZ4, which is not supported: decompress it",
         [b'P', b'K', 3, 4, ..] => "a zip archive, which is not supported: unpack it",
         [b'7', b'z', 0xbc, 0xaf, 0x27, 0x1c, ..] => {
@@ -98,12 +96,39 @@ pub(super) fn zlib_problem(method: u8, flags: u8) -> Option<&'static str> {
 }
 
 impl Compression {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::None, Self::Gzip, Self::Zlib, Self::Zstd, Self::Xz, Self::Bzip2];
+
+    /// The name that Python has for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Gzip => "gzip",
+            Self::Zlib => "zlib",
+            Self::Zstd => "zstd",
+            Self::Xz => "xz",
+            Self::Bzip2 => "bzip2",
+        }
+    }
+
+    /// Whether decompression can start inside of a file.
+    pub fn has_random_access(self) -> bool {
+        !matches!(self, Self::Xz | Self::Bzip2)
+    }
+
     /// What the first bytes of a file say; those of zlib are too few to tell it from other files.
     pub fn detected(head: &[u8]) -> Self {
         match head {
             [0x1f, 0x8b, ..] => Self::Gzip,
             // A frame, or one that readers skip.
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Self::Xz,
+            // With a block or without.
+            [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, 0x59, 0x26, 0x53, 0x59, ..]
+            | [b'B', b'Z', b'h', b'1'..=b'9', 0x17, 0x72, 0x45, 0x38, 0x50, 0x90, ..] => {
+                Self::Bzip2
+            }
             _ => Self::None,
         }
     }

@@ -77,11 +77,19 @@ impl<F: Framing> ScannedFormat<F> {
         byte_len: u64,
     ) -> Result<Compression> {
         let compression = self.framing.compression(path, head)?;
+        if !compression.has_random_access() {
+            let name = compression.name();
+            let text = format!(
+                "compressed by {name}, which has no random access: read lines in order with \
+                 `JsonLinesIterDataset`, TFRecord with `TFRecordIterDataset`, or decompress the file"
+            );
+            return Err(Error::corrupt(path, "whole file", text));
+        }
         let input = match compression {
             Compression::None => return Ok(compression),
-            Compression::Gzip | Compression::Zlib => Input::of_bytes(head, 0),
             // A block of zstd, which may be of 128 KiB, is decompressed as a whole.
             Compression::Zstd => Input::with_head(head, reader, byte_len),
+            _ => Input::of_bytes(head, 0),
         };
         let content = inflate::head(input, compression, HEAD_LEN)
             .map_err(|problem| Error::corrupt(path, "whole file", problem))?;

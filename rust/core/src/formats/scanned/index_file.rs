@@ -168,6 +168,8 @@ fn compression_number(compression: Compression) -> u64 {
         Compression::Gzip => 1,
         Compression::Zlib => 2,
         Compression::Zstd => 3,
+        Compression::Xz => 4,
+        Compression::Bzip2 => 5,
     }
 }
 

@@ -241,7 +241,7 @@ impl<'a> Inflate<'a> {
                     return Err(FormatError::fixed(problem).into());
                 }
             }
-            Compression::Gzip | Compression::None => self.gzip_header()?,
+            _ => self.gzip_header()?,
         }
         self.is_first = false;
         if let Decoder::Deflate(decompressor) = &mut self.decoder {

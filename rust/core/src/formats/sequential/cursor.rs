@@ -1,6 +1,6 @@
 //! One record of a stream after the other, with the place of the next.
 
-use super::{RecordBlock, RecordStream};
+use super::{RecordBlock, RecordStream, Start};
 use crate::Result;
 
 /// The records of a stream, read in blocks and taken singly.
@@ -48,10 +48,16 @@ impl RecordCursor {
         }
     }
 
-    /// Makes the record that begins at byte `at` of the decompressed file the next one.
-    pub fn seek(&mut self, at: u64) {
+    /// Where decompression can start to get the next record.
+    pub fn start(&self) -> Start {
+        self.stream.start_before(self.tell())
+    }
+
+    /// Makes the record that begins at byte `at` of the decompressed file the next one, which is
+    /// decompressed from `start` on.
+    pub fn seek(&mut self, at: u64, start: Option<Start>) {
         self.block.clear();
         self.num_taken = 0;
-        self.stream.seek(at);
+        self.stream.seek(at, start);
     }
 }

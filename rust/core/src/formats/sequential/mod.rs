@@ -20,6 +20,7 @@ use crate::{Error, Result};
 use input::{ByteSource, Input};
 
 pub use cursor::RecordCursor;
+pub use input::Start;
 
 /// About how many bytes a block has.
 pub const BLOCK_BYTES: usize = 256 << 10;
@@ -318,8 +319,18 @@ impl RecordStream {
         Self { is_numbered: false, ..self }
     }
 
-    /// Goes on at byte `at` of the decompressed file, where a frame begins. The input must be a file.
-    pub fn seek(&mut self, at: u64) {
+    /// A place before byte `at` of the decompressed file, of the last block or later, where decompression
+    /// can start.
+    fn start_before(&self, at: u64) -> Start {
+        self.input.start_before(at)
+    }
+
+    /// Goes on at byte `at` of the decompressed file, where a frame begins. The input must be a file. It
+    /// is decompressed from `start` on, which is before `at`, or else from the last start that is known.
+    pub fn seek(&mut self, at: u64, start: Option<Start>) {
+        if let Some(start) = start {
+            self.input.set_start(start);
+        }
         self.carry.clear();
         (self.broken, self.moved) = (None, Some(at));
         (self.offset, self.block_begin) = (at, at);
@@ -400,6 +411,7 @@ impl RecordStream {
             return Ok(false);
         }
         self.move_input()?;
+        self.input.forget_starts_before(self.offset);
         let mut bytes = std::mem::take(&mut block.bytes);
         let mut len = self.carry.len();
         match bytes.get_mut(..len) {
@@ -514,11 +526,16 @@ impl RecordStream {
     /// Moves the input to where it should be.
     fn move_input(&mut self) -> Result<()> {
         if let Some(at) = self.moved {
-            self.input.seek(at).map_err(|error| match error_of(error) {
-                Ok(error) => error,
-                Err(error) => Error::io(&self.path, "decompress", error),
-            })?;
-            (self.moved, self.is_end) = (None, false);
+            match self.input.seek(at).map_err(error_of) {
+                Err(Ok(error)) => return Err(error),
+                Err(Err(error)) if is_damage(&error) => {
+                    let problem = format!("damaged compressed data: {error}");
+                    let record = self.num_records;
+                    return Err(self.damaged(Damage { record, offset: at, problem }));
+                }
+                Err(Err(error)) => return Err(Error::io(&self.path, "decompress", error)),
+                Ok(()) => (self.moved, self.is_end) = (None, false),
+            }
         }
         Ok(())
     }
@@ -573,15 +590,7 @@ impl RecordStream {
         let is_compressed = self.compression() != Compression::None;
         let error = match error_of(error) {
             Ok(error) => error,
-            Err(error)
-                if is_compressed
-                    && matches!(
-                        error.kind(),
-                        io::ErrorKind::InvalidData
-                            | io::ErrorKind::InvalidInput
-                            | io::ErrorKind::UnexpectedEof
-                    ) =>
-            {
+            Err(error) if is_compressed && is_damage(&error) => {
                 self.broken = Some(format!("damaged compressed data: {error}"));
                 return Ok(());
             }
@@ -598,4 +607,10 @@ impl RecordStream {
         let place = self.compression().place(self.is_numbered.then_some(record), offset);
         Error::corrupt(&self.path, place, problem)
     }
+}
+
+/// Whether a decompressor says by `error` that its data are damaged.
+fn is_damage(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
+    matches!(error.kind(), InvalidData | InvalidInput | UnexpectedEof)
 }

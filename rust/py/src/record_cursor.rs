@@ -1,33 +1,34 @@
-//! `TFRecord` files read from begin to end, and the checksums of their records.
+//! Files of records read from begin to end, one record after the other, and the checksums of `TFRecord`.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, TryLockError};
 
 use grainmill_core::formats::checksum::crc32c;
-use grainmill_core::formats::sequential::{RecordCursor, RecordStream};
-use grainmill_core::formats::tfrecord::TfRecord;
+use grainmill_core::formats::sequential::{RecordCursor, RecordStream, Start};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::convert::frames;
 use crate::error::Raised;
 use crate::python_input::{PythonInput, RaisedByFunction};
 use crate::storage::storage_of;
 use crate::waiting::{lock, wait_for, waiting};
 
-/// The records of a `TFRecord` file, from any byte on.
-#[pyclass(frozen, name = "TFRecordStream", module = "grainmill._native")]
-pub(crate) struct PyTfRecordStream {
+/// The records of a file, from any byte on.
+#[pyclass(frozen, name = "RecordCursor", module = "grainmill._native")]
+pub(crate) struct PyRecordCursor {
     cursor: Mutex<RecordCursor>,
     raised: RaisedByFunction,
 }
 
 #[pymethods]
-impl PyTfRecordStream {
-    /// Opens a file, compressed as its first bytes say.
+impl PyRecordCursor {
+    /// Opens a file of format `format_name`, `tfrecord` or `jsonl`, compressed as its first bytes say.
     #[new]
-    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+    fn new(py: Python<'_>, path: PathBuf, format_name: &str) -> PyResult<Self> {
+        let frames = frames(format_name).map_err(Raised)?;
         let storage = storage_of(std::iter::once(&path)).map_err(Raised::from)?;
-        let stream = wait_for(py, || RecordStream::open(&*storage, &path, Box::new(TfRecord)))?;
+        let stream = wait_for(py, || RecordStream::open(&*storage, &path, frames))?;
         Ok(Self { cursor: RecordCursor::new(stream).into(), raised: RaisedByFunction::default() })
     }
 
@@ -35,10 +36,15 @@ impl PyTfRecordStream {
     /// ones of a file, and none at the end. The first record begins at byte `offset` of the file. Such
     /// a stream cannot seek.
     #[staticmethod]
-    fn pulled(path: PathBuf, read: Py<PyAny>, offset: u64) -> Result<Self, Raised> {
+    fn pulled(
+        path: PathBuf,
+        read: Py<PyAny>,
+        format_name: &str,
+        offset: u64,
+    ) -> Result<Self, Raised> {
         let (input, raised) = PythonInput::new(read);
-        let stream =
-            RecordStream::plain_from(path, Box::new(input), Box::new(TfRecord), offset, 0)?;
+        let (input, frames) = (Box::new(input), frames(format_name)?);
+        let stream = RecordStream::plain_from(path, input, frames, offset, 0)?;
         Ok(Self { cursor: RecordCursor::new(stream).into(), raised })
     }
 
@@ -71,10 +77,19 @@ impl PyTfRecordStream {
         wait_for(py, || Ok(lock(&self.cursor)?.tell()))
     }
 
-    /// Makes the record that begins at byte `offset` the next one.
-    fn seek(&self, py: Python<'_>, offset: u64) -> PyResult<()> {
+    /// Where decompression can start to get the next record: a byte of the file, and of what it
+    /// decompresses to.
+    fn start(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let start = wait_for(py, || Ok(lock(&self.cursor)?.start()))?;
+        Ok((start.stored, start.decompressed))
+    }
+
+    /// Makes the record that begins at byte `offset` the next one; decompression begins at `start`.
+    #[pyo3(signature = (offset, start = None))]
+    fn seek(&self, py: Python<'_>, offset: u64, start: Option<(u64, u64)>) -> PyResult<()> {
         wait_for(py, || {
-            lock(&self.cursor)?.seek(offset);
+            let start = start.map(|(stored, decompressed)| Start { stored, decompressed });
+            lock(&self.cursor)?.seek(offset, start);
             Ok(())
         })
     }
@@ -87,6 +102,6 @@ fn masked_crc32c(data: &[u8]) -> u32 {
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<PyTfRecordStream>()?;
+    module.add_class::<PyRecordCursor>()?;
     module.add_function(wrap_pyfunction!(masked_crc32c, module)?)
 }
