@@ -290,7 +290,7 @@ def test_commands_know_the_format(capsys):
     to_parquet = [["a.parquet"]] if importlib.util.find_spec("pyarrow") else []
     for arguments in (*to_parquet, ["a.tfrecord", "--content", "example"]):
         assert main(["convert", "a.bin", *arguments]) == 2
-        assert "documents are lists of tokens" in capsys.readouterr().err
+        assert "have lists of numbers" in capsys.readouterr().err
     assert main(["convert", "a.jsonl", "b.bin"]) == 2
     assert "Megatron-LM files are not written" in capsys.readouterr().err
     Path("a.bin").write_bytes(b"1234567")

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from grainmill._shared_memory_source import SharedMemoryDataSource
     from grainmill._sources.bagz import BagzDataSource
     from grainmill._sources.folder import FolderDataSource
+    from grainmill._sources.fixed_len import NpyDataSource, TokensDataSource
     from grainmill._sources.hugging_face import HuggingFaceDataSource, HuggingFaceIterDataset
     from grainmill._sources.json_lines import JsonLinesDataSource
-    from grainmill._sources.megatron import MegatronDataSource
     from grainmill._sources.json_lines_dataset import JsonLinesIterDataset
+    from grainmill._sources.megatron import MegatronDataSource
     from grainmill._sources.mixture import mix_from_text, parse_mixture
     from grainmill._sources.parquet import ParquetDataSource
     from grainmill._sources.tfrecord import TFRecordDataSource
@@ -33,11 +34,12 @@ else:
             "grainmill._shared_memory_source": ["SharedMemoryDataSource"],
             "grainmill._sources.bagz": ["BagzDataSource"],
             "grainmill._sources.folder": ["FolderDataSource"],
+            "grainmill._sources.fixed_len": ["NpyDataSource", "TokensDataSource"],
             "grainmill._sources.hugging_face": ["HuggingFaceDataSource", "HuggingFaceIterDataset"],
             "grainmill._sources.json_lines": ["JsonLinesDataSource"],
+            "grainmill._sources.json_lines_dataset": ["JsonLinesIterDataset"],
             "grainmill._sources.megatron": ["MegatronDataSource"],
             "grainmill._sources.mixture": ["mix_from_text", "parse_mixture"],
-            "grainmill._sources.json_lines_dataset": ["JsonLinesIterDataset"],
             "grainmill._sources.parquet": ["ParquetDataSource"],
             "grainmill._sources.tfrecord": ["TFRecordDataSource"],
             "grainmill._sources.web_dataset": ["WebDatasetDataSource"],
@@ -52,13 +54,15 @@ __all__ = [
     "HuggingFaceDataSource",
     "HuggingFaceIterDataset",
     "JsonLinesDataSource",
-    "MegatronDataSource",
-    "ParquetDataSource",
     "JsonLinesIterDataset",
+    "MegatronDataSource",
+    "NpyDataSource",
+    "ParquetDataSource",
     "RandomAccessDataSource",
     "RangeDataSource",
     "SharedMemoryDataSource",
     "TFRecordDataSource",
+    "TokensDataSource",
     "WebDatasetDataSource",
     "expand_paths",
     "mix_from_text",

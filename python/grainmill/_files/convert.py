@@ -114,7 +114,7 @@ def convert(
     _check_outputs(shards, paths)
     _check_mixture(shards, found, target, content, is_shuffled=shuffle)
     if content == "example" or (target.rows and content == "same"):
-        _refuse_tokens(paths, found)
+        _refuse_lists(paths, found)
     if target.name == "bagz" and options:
         _check_compression(shards[0].path, options)
     order = seed if shuffle else None
@@ -311,12 +311,12 @@ def _check_mixture(
         )
 
 
-def _refuse_tokens(paths: list[str], found: list[formats.Format]) -> None:
+def _refuse_lists(paths: list[str], found: list[formats.Format]) -> None:
     for path, each in zip(paths, found, strict=True):
-        if each.name == "megatron":
+        if each.name in {"megatron", "npy"}:
             raise ValueError(
-                f"{path}: documents are lists of tokens, without names for columns or features; "
-                "convert them to JSON Lines"
+                f"{path}: {each.title} files have lists of numbers, without names for columns or "
+                "features; convert them to JSON Lines"
             )
 
 

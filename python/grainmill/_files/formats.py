@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SHARD = re.compile(r"-\d{5,}-of-\d{5,}|@\d+")
-_RIEGELI = bytes.fromhex("83af70d10d884a3f")
+# What files begin with.
+_MARKS = {
+    bytes.fromhex("83af70d10d884a3f"): "array_record",
+    b"PAR1": "parquet",
+    b"\x93NUMPY": "npy",
+}
 
 
 class Source(Protocol):
@@ -47,7 +52,7 @@ class Format:
         scanned: Whether its source finds records by a scan, and keeps what it found in an index.
         in_order: Whether files are read without an index, from start to end.
         written: Whether files of it can be written.
-        rows: Whether records are rows, `dict`s, or arrays of tokens, not `bytes`.
+        rows: Whether records are rows, `dict`s, or arrays, not `bytes`.
         options: What the `options` of `convert` may contain, in words.
         numbers_first: Whether the number of a shard stands before the extension, since readers
             look at the end of the name.
@@ -134,6 +139,7 @@ FORMATS = {
         ),
         Format("webdataset", "WebDataset", "WebDatasetDataSource", scanned=True, rows=True),
         Format("megatron", "Megatron-LM", "MegatronDataSource", rows=True),
+        Format("npy", "NumPy", "NpyDataSource", rows=True),
     )
 }
 READ = tuple(FORMATS)
@@ -167,10 +173,9 @@ def compression_suffix(path: str) -> str:
 def of_content(path: str) -> Format | None:
     """The format that the first bytes of a file say, if they do."""
     first = _first_bytes(path)
-    if first[:8] == _RIEGELI:
-        return FORMATS["array_record"]
-    if first[:4] == b"PAR1":
-        return FORMATS["parquet"]
+    for mark, name in _MARKS.items():
+        if first.startswith(mark):
+            return FORMATS[name]
     if len(first) >= 12 and struct.unpack("<I", first[8:12])[0] == _native.masked_crc32c(first[:8]):
         return FORMATS["tfrecord"]
     if first[257:262] == b"ustar":

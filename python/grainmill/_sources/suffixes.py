@@ -13,6 +13,7 @@ EXTENSIONS: Final = {
     "parquet": (".parquet", ".pq"),
     "webdataset": (".tar", ".tgz"),
     "megatron": (".bin",),
+    "npy": (".npy", ".npz"),
 }
 GZIP: Final = (".gz", ".gzip")
 # What readers decompress; the last two from begin to end only.

@@ -42,6 +42,14 @@ impl PyFileBytes {
         Ok(usize::try_from(len).map_err(problem)?)
     }
 
+    /// Makes byte `at`, which may be behind the end, the next one.
+    fn seek(&self, py: Python<'_>, at: u64) -> PyResult<()> {
+        wait_for(py, || {
+            lock(&self.0)?.seek(at);
+            Ok(())
+        })
+    }
+
     /// The next `max_len` bytes; fewer at the end only.
     fn read<'py>(&self, py: Python<'py>, max_len: usize) -> PyResult<Bound<'py, PyBytes>> {
         let read = || -> Result<Vec<u8>> {

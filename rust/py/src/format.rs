@@ -1,10 +1,12 @@
 //! The formats of record files, as Python passes them to the engine.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use grainmill_core::Error;
 use grainmill_core::formats::bagz::{Bagz, BagzCompression, Dictionary, Limits};
+use grainmill_core::formats::fixed_len::FixedLen;
 use grainmill_core::formats::json_lines::JsonLines;
 use grainmill_core::formats::megatron::{Megatron, token_type_of};
 use grainmill_core::formats::scanned::{Compression, Framing, IndexPlaces, ScannedFormat};
@@ -81,6 +83,21 @@ impl PyFormat {
         };
         let limits = if separate_limits { Limits::Separate } else { Limits::Tail };
         Ok(Self(Arc::new(Bagz { compression, limits })))
+    }
+
+    /// Files of records of `record_len` bytes, of which one begins `stride` bytes after the other, made of
+    /// values of `value_len` bytes. `extents` has where the values of a file begin and end; those of
+    /// others begin at byte `header_len`.
+    #[staticmethod]
+    fn fixed_len(
+        record_len: u64,
+        stride: u64,
+        value_len: u64,
+        header_len: u64,
+        extents: HashMap<PathBuf, (u64, u64)>,
+    ) -> Self {
+        let extents = extents.into_iter().map(|(path, (begin, end))| (path, begin..end)).collect();
+        Self(Arc::new(FixedLen { record_len, stride, value_len, header_len, extents }))
     }
 
     /// Files of Megatron-LM whose tokens have the type of this code.

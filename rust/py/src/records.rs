@@ -8,6 +8,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use grainmill_core::bytes::Bytes;
 use grainmill_core::formats::array_record::shared_index;
 use grainmill_core::formats::{ArrayRecordFile, index_cache, record_limit};
 use grainmill_core::io::storage::Storage;
@@ -18,12 +19,13 @@ use grainmill_core::read::{
 };
 use grainmill_core::url::shown;
 use grainmill_core::{Error, Result, platform};
-use numpy::PyReadonlyArray1;
+use numpy::{PyReadonlyArray1, PyUntypedArray};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
+use crate::array::RowBytes;
 use crate::bytes_slot::{BytesSlot, keep_large_blocks, new_slot};
 use crate::error::Raised;
 use crate::format::PyFormat;
@@ -274,6 +276,33 @@ impl PyRecordFiles {
         let (records, mut preallocated) =
             self.read_preallocated(py, &[position(index)?], Plan::predicted_lens)?;
         object(py, records.iter_unslotted().next().flatten(), preallocated.pop().flatten())
+    }
+
+    /// Reads the records at `indices` into the rows of `target`; returns whether each has the length of
+    /// one. The rows have any content if not, or after an error. Nothing else may use them meanwhile.
+    fn read_rows<'py>(
+        &self,
+        py: Python<'py>,
+        indices: PyReadonlyArray1<'py, i64>,
+        target: Bound<'py, PyUntypedArray>,
+    ) -> PyResult<bool> {
+        let positions = positions(&indices)?;
+        let mut rows = RowBytes::of(target, 0)?;
+        if rows.num_rows != positions.len() {
+            return Ok(false);
+        }
+        let PyRecords(records) = self.read_as_they_are(py, &positions)?;
+        let row_len = rows.row_len;
+        let mut out = rows.destination(0, positions.len());
+        Ok(py.detach(|| {
+            records.iter().all(|record| {
+                let fits = record.len() == row_len;
+                if fits {
+                    Bytes::from(record).copy_to(&mut out.take_front(row_len));
+                }
+                fits
+            })
+        }))
     }
 
     /// Starts reading the records at `indices` on threads of the engine. All reads with the same

@@ -9,6 +9,7 @@ import numpy as np
 from grainmill._evaluate import chain
 from grainmill._evaluate.batches.batch_blocks import BatchBlock
 from grainmill._evaluate.batches.stack import BatchBuilder, shared_arena
+from grainmill._evaluate.sources.converted_source import ConvertedRecords
 from grainmill._evaluate.sources.grouped_sources import GroupedRows
 from grainmill._evaluate.sources.row_source import RowSource
 from grainmill._interrupts import raise_interrupt
@@ -106,7 +107,10 @@ def _chains_of(whole: Chain) -> list[Chain]:
 def _has_rows(part: Chain) -> bool:
     if part.source is None or part.fused.steps:
         return False
-    return isinstance(part.source[1], RowSource | GroupedRows)
+    source = part.source[1]
+    if isinstance(source, ConvertedRecords):
+        return source.has_batches
+    return isinstance(source, RowSource | GroupedRows)
 
 
 def _rows(part: Chain, columns: Columns) -> list[_Part] | None:
@@ -121,7 +125,7 @@ def _rows(part: Chain, columns: Columns) -> list[_Part] | None:
         if found is None:
             return None
         return [_Part(own if positions is None else positions[own], batch) for own, batch in found]
-    batch = source.batch(request)  # type: ignore[attr-defined] # a `RowSource`
+    batch = source.batch(request)  # type: ignore[attr-defined] # one with batches
     return None if batch is None else [_Part(positions, batch)]
 
 

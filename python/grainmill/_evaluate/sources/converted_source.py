@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from grainmill._evaluate.batches.stack import shared_arena
 from grainmill._evaluate.evaluated import Evaluated
 from grainmill._evaluate.sources.element_sources import (
     ElementSource,
@@ -12,6 +13,7 @@ from grainmill._evaluate.sources.element_sources import (
     one_by_one,
 )
 from grainmill._interrupts import raise_interrupt
+from grainmill._native import allocate_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,6 +63,23 @@ class ConvertedRecords(ElementSource[ConvertedRequest]):
         """See `ElementSource.read`."""
         index, numbers = request
         return self._converted(index, self._records.read(numbers) if reads is None else reads())
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether `batch` may return one: elements are arrays that consist of a record each."""
+        return getattr(self._source, "_row", None) is not None
+
+    def batch(self, request: ConvertedRequest) -> Any:
+        """The elements as a batch; `None` on slow storage, where reads are concurrent."""
+        if self.files.is_slow:
+            return None
+        (shape, dtype), numbers = self._source._row, request[1]  # noqa: SLF001 - for this
+        batch = allocate_rows(shared_arena(), (len(numbers), *shape), dtype)
+        try:
+            return batch if self.files.read_rows(numbers, batch) else None
+        except Exception as failure:
+            raise_interrupt(failure)
+            return None  # reading the elements finds the failing one
 
     def _converted(self, index: Indices, read: Evaluated) -> Evaluated:
         """The elements of the records that could be read, up to the first that fails."""

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::chunk_records::ChunkRecords;
-use super::decode_scratch::{DecodeScratch, FormatScratch};
+use super::decode_scratch::DecodeScratch;
 use super::format::{Format, OpenedFile};
 use super::format_error::FormatError;
 use super::index_cache::IndexHandle;
 use super::offsets::Offsets;
 use super::raw_bytes::grow_to;
-use super::record_file::{Pick, RecordFile, locate_between};
+use super::record_file::{Pick, RecordFile, as_stored, locate_between};
 use crate::io::storage::{Reader, StoredFile};
 use crate::io::storage_latency::StorageLatency;
 use crate::{Error, Result};
@@ -145,14 +145,6 @@ struct MegatronFile {
     token_len: u64,
 }
 
-/// Where a record ends.
-#[derive(Debug, Default)]
-struct Scratch([usize; 1]);
-
-impl FormatScratch for Scratch {
-    fn trim(&mut self) {}
-}
-
 /// Entries of the index that are read one after the other, many at once.
 struct Entries<'a, const LEN: usize> {
     reader: Reader<'a>,
@@ -286,9 +278,7 @@ impl RecordFile for MegatronFile {
         raw: &'a mut [u8],
         scratch: &'a mut DecodeScratch,
     ) -> Result<ChunkRecords<'a>> {
-        let Scratch(ends) = scratch.of();
-        *ends = [raw.len()];
-        Ok(ChunkRecords::new(raw, ends))
+        Ok(as_stored(raw, scratch))
     }
 
     #[cold]

@@ -8,6 +8,7 @@ pub mod bagz;
 pub mod checksum;
 pub mod chunk_records;
 pub mod decode_scratch;
+pub mod fixed_len;
 pub mod format;
 pub mod format_error;
 pub mod index_cache;

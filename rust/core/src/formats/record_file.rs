@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::checksum::UnverifiedRecord;
 use super::chunk_records::ChunkRecords;
-use super::decode_scratch::DecodeScratch;
+use super::decode_scratch::{DecodeScratch, FormatScratch};
 use super::format_error::FormatError;
 use super::offsets::Offsets;
 use super::raw_bytes::grow_to;
@@ -148,6 +148,21 @@ pub(super) fn locate_between(
         }
     }
     Ok(true)
+}
+
+/// Where the only record of a chunk ends.
+#[derive(Debug, Default)]
+struct End([usize; 1]);
+
+impl FormatScratch for End {
+    fn trim(&mut self) {}
+}
+
+/// The only record of a chunk, which is stored as it is.
+pub(super) fn as_stored<'a>(raw: &'a [u8], scratch: &'a mut DecodeScratch) -> ChunkRecords<'a> {
+    let End(ends) = scratch.of();
+    *ends = [raw.len()];
+    ChunkRecords::new(raw, ends)
 }
 
 /// The result of a direct read: the record, or its destination if the record is not as expected.

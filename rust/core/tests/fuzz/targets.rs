@@ -1,6 +1,7 @@
 //! The fuzz targets: functions that must return for any input, without a panic, in little memory, and
 //! with valid results.
 
+use std::collections::HashMap;
 use std::fmt::Debug;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::formats::array_record::footer::{self, FooterParser, MAGIC};
 use grainmill_core::formats::array_record::{WriterOptions, verify};
 use grainmill_core::formats::bagz::{Bagz, BagzCompression, Dictionary, Limits};
+use grainmill_core::formats::fixed_len::FixedLen;
 use grainmill_core::formats::json_lines::JsonLines;
 use grainmill_core::formats::megatron::Megatron;
 use grainmill_core::formats::record_limit::set_max_record_bytes;
@@ -72,6 +74,7 @@ pub(crate) const TARGETS: [Target; 23] = [
     ("web_dataset", web_dataset),
     ("bagz", bagz),
     ("megatron", megatron),
+    ("fixed_len", fixed_len),
     ("written", written),
 ];
 
@@ -124,6 +127,23 @@ fn bagz(input: &[u8]) {
 /// The input is the index, of the types that have one byte, and also its tokens.
 fn megatron(input: &[u8]) {
     read_file_in(Megatron { token_type: 1 }, input.to_vec());
+}
+
+/// A file of records of one length; the first bytes of the input say of which, and where they are.
+fn fixed_len(input: &[u8]) {
+    let Some((&[record_len, stride, value_len, begin, end], bytes)) = input.split_first_chunk()
+    else {
+        return;
+    };
+    let extents = HashMap::from([(PathBuf::from("fuzzed"), u64::from(begin)..u64::from(end))]);
+    let format = FixedLen {
+        record_len: record_len.into(),
+        stride: stride.into(),
+        value_len: value_len.into(),
+        header_len: begin.into(),
+        extents: if end % 2 == 0 { extents } else { HashMap::new() },
+    };
+    read_file_in(format, bytes.to_vec());
 }
 
 /// A file of the chunks in the input, with valid checksums; the last one is the footer.
@@ -823,6 +843,16 @@ pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let gzip = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\x63\x64\x80\x00\xc6\xd2\x7b\x8e\x86\x87\
         \x79\xbc\xae\x41\xf9\x0c\x9a\xcc\x33\xd8\x6f\xbc\x6a\x5a\x04\x00\xd5\x8a\x7a\xd6\
         \x21\x00\x00\x00";
+    // Three lines as xz and as bzip2.
+    let xz =
+        b"\xfd\x37\x7a\x58\x5a\x00\x00\x01\x69\x22\xde\x36\x02\x00\x21\x01\x16\x00\x00\x00\x74\x2f\
+        \xe5\xa3\x01\x00\x10\x7b\x22\x61\x22\x3a\x20\x31\x7d\x0a\x7b\x7d\x0d\x0a\x6c\x61\x73\x74\
+        \x00\x00\x00\x00\xc1\x56\xdf\xe4\x00\x01\x25\x11\x3e\x45\xc5\xa2\x90\x42\x99\x0d\x01\x00\
+        \x00\x00\x00\x01\x59\x5a";
+    let bzip2 =
+        b"\x42\x5a\x68\x39\x31\x41\x59\x26\x53\x59\x17\xd1\x21\x82\x00\x00\x06\xd9\x80\x00\x12\x50\
+        \x00\x20\x10\x20\x04\x0c\x0a\x20\x00\x22\x00\x34\x68\x40\xd0\x34\x18\xa5\xe1\xbc\x4d\x15\
+        \xc6\x08\xf1\x77\x24\x53\x85\x09\x01\x7d\x12\x18\x20";
     let zstd = zstd_frame(frames);
     let frames_of_zstd = [b"\x03", &zstd[..], b"\x50\x2a\x4d\x18\x01\0\0\0 ", &zstd].concat();
     let streams = [
@@ -831,6 +861,8 @@ pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("lines", &gzip[..]),
         ("tfrecord_stream", &zstd[..]),
         ("lines", &zstd[..]),
+        ("lines", &xz[..]),
+        ("lines", &bzip2[..]),
         ("tfrecord", &frames_of_zstd),
         ("json_lines", &frames_of_zstd),
     ];
@@ -843,16 +875,6 @@ pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let lines = ["{\"a\": 1}\n{}\r\n\n  \nlast", "\n", "no end"];
     let lines = lines.map(|text| ("lines", text.as_bytes().to_vec()));
     let texts = [
-    // Three lines as xz and as bzip2.
-    let xz =
-        b"\xfd\x37\x7a\x58\x5a\x00\x00\x01\x69\x22\xde\x36\x02\x00\x21\x01\x16\x00\x00\x00\x74\x2f\
-        \xe5\xa3\x01\x00\x10\x7b\x22\x61\x22\x3a\x20\x31\x7d\x0a\x7b\x7d\x0d\x0a\x6c\x61\x73\x74\
-        \x00\x00\x00\x00\xc1\x56\xdf\xe4\x00\x01\x25\x11\x3e\x45\xc5\xa2\x90\x42\x99\x0d\x01\x00\
-        \x00\x00\x00\x01\x59\x5a";
-    let bzip2 =
-        b"\x42\x5a\x68\x39\x31\x41\x59\x26\x53\x59\x17\xd1\x21\x82\x00\x00\x06\xd9\x80\x00\x12\x50\
-        \x00\x20\x10\x20\x04\x0c\x0a\x20\x00\x22\x00\x34\x68\x40\xd0\x34\x18\xa5\xe1\xbc\x4d\x15\
-        \xc6\x08\xf1\x77\x24\x53\x85\x09\x01\x7d\x12\x18\x20";
         r#"{"a": 1, "b": {"c": [10, {"d": "x\"y\u00e9\ud83d\ude00"}], "e": null}, "f": -1.5e-3}"#,
         r#" {"b": {}, "b": {"c": [[], true, false]}} "#,
     ];
@@ -861,14 +883,13 @@ pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
     seeds.extend(streams.map(|(name, bytes)| (name, bytes.to_vec())));
     seeds.extend(lines);
     seeds.extend(written);
-        ("lines", &xz[..]),
-        ("lines", &bzip2[..]),
     // Documents of two sequences and of one; the index has the length that it states for the tokens.
     let header = [&b"MMIDIDX\0\0"[..], &1_u64.to_le_bytes(), &[1]].concat();
     let longs = |values: &[u64]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let counts = [50_i32, 0, 44].map(i32::to_le_bytes).concat();
     let index = [header, longs(&[3, 3]), counts, longs(&[0, 50, 50]), longs(&[0, 2, 3])].concat();
     seeds.push(("megatron", index));
+    seeds.extend([20, 21].map(|end| ("fixed_len", [&[4, 2, 2, 2, end][..], &[7; 22]].concat())));
     seeds.extend(texts.map(|text| ("json", text.as_bytes().to_vec())));
     seeds.extend(examples().into_iter().map(|message| ("example", message)));
     seeds
