@@ -1,9 +1,9 @@
-//! Measures how long reads take, to tell slow storage from fast.
+//! How long reads of a storage make their thread wait, as a number.
 //!
 //! A read answered by the page cache takes microseconds, and a second thread would only move the
 //! bytes from one core's cache to another's. A read that waits for a device or a network costs
-//! almost no CPU, and many can wait at the same time. [`LatencyStats`] tells the two apart by the
-//! duration of the reads.
+//! almost no CPU, and many can wait at the same time. [`Latency`] estimates the wait from the
+//! durations of the reads, and everything that asks whether storage is slow asks it.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -11,25 +11,22 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A read up to this long may come from memory; each byte allows another nanosecond.
-const MEMORY_NS: u64 = 60_000;
+const MEMORY_NS: u32 = 60_000;
 const NS_PER_BYTE: u64 = 1;
-/// The weight of a slow read for each millisecond that it takes, between one and three of them.
-const WEIGHT_PER_MS: u32 = 8;
-const NS_PER_MS: u64 = 1_000_000;
-const MAX_MS: u64 = 3;
-/// Slow reads with this total weight classify storage as slow. A thread preempted during a read
-/// adds less than this, and a few fast reads cancel it. Only the first read of all classifies it alone,
-/// if it takes a millisecond: what opens a file comes before what many reads wait for.
-const SLOW_WEIGHT: u32 = 4 * WEIGHT_PER_MS;
-/// The limit of the weight: this many fast reads classify storage as fast again.
-const MAX_WEIGHT: u32 = 2 * SLOW_WEIGHT;
-/// After this many fast reads in a row only one in `SAMPLE_INTERVAL` is timed: reading the clock
-/// takes a twentieth of a small read.
-const MAX_FAST_STREAK: u32 = 64;
-const SAMPLE_INTERVAL: u32 = 8;
+/// What is taken for the wait of a read of another machine before one has been measured.
+const REMOTE_NS: u32 = 1_000_000;
+/// The estimate moves by this part of the way to each read.
+const SMOOTHING: i64 = 8;
+/// A read makes the estimate at most so many times as long, and in fast storage not longer than a read
+/// from memory may take: a thread preempted during a read, or a machine that stood still, is not a
+/// storage that waits, but two such reads within a few are.
+const MAX_GROWTH: u32 = 16;
+/// So many reads at first are all timed. Later, while they come from memory, only one in
+/// `SAMPLE_INTERVAL` is: reading the clock takes a twentieth of a small read.
+const NUM_TIMED: u64 = 64;
+const SAMPLE_INTERVAL: u64 = 8;
 
 thread_local! {
-    static UNTIMED: Cell<u32> = const { Cell::new(0) };
     static WAITED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
@@ -43,73 +40,53 @@ pub fn add_waited(time: Duration) {
     WAITED.set(WAITED.get() + time);
 }
 
-/// Whether a read of `len` bytes that took `elapsed` had to wait for storage.
-fn is_slow_read(elapsed: Duration, len: usize) -> bool {
-    elapsed > Duration::from_nanos(MEMORY_NS + NS_PER_BYTE * len as u64)
+/// How long a read of a storage waits, estimated from its past reads without a clock.
+///
+/// The first read is the estimate, later ones are smoothed.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Latency {
+    /// In nanoseconds, beyond what the bytes take; 0 if nothing was read yet.
+    ns: u32,
 }
 
-/// The classification of a storage by its past reads, computed from durations without a clock.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct LatencyStats {
-    is_slow: bool,
-    /// The weight of slow reads, less the number of fast ones.
-    weight: u32,
-    /// How many fast reads followed the last slow one.
-    fast_streak: u32,
-}
+impl Latency {
+    /// That of storage on another machine, until it is measured.
+    pub const REMOTE: Self = Self { ns: REMOTE_NS };
 
-impl LatencyStats {
-    /// Whether storage is slow, so that concurrent reads pay.
+    /// Whether reads wait for storage, so that concurrent ones pay.
     pub fn is_slow(self) -> bool {
-        self.is_slow
-    }
-
-    /// The statistics of storage that is slow until fast reads show the contrary.
-    pub fn of_remote() -> Self {
-        Self { is_slow: true, weight: SLOW_WEIGHT, fast_streak: 0 }
+        self.ns > MEMORY_NS
     }
 
     /// Whether every read should be timed, not only a sample.
-    pub fn times_every_read(self) -> bool {
-        self.fast_streak < MAX_FAST_STREAK
+    fn times_every_read(self) -> bool {
+        self.ns > MEMORY_NS / MAX_GROWTH
     }
 
-    /// The statistics after a read of `len` bytes that took `elapsed`.
+    /// The estimate after a read of `len` bytes that took `elapsed`.
     #[must_use]
-    pub fn after(mut self, elapsed: Duration, len: usize) -> Self {
-        if is_slow_read(elapsed, len) {
-            let nanos = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-            let millis = nanos / NS_PER_MS;
-            self.is_slow |= self == Self::default() && millis > 0;
-            let millis = u32::try_from(millis.clamp(1, MAX_MS)).unwrap_or(1);
-            self.weight = (self.weight + millis * WEIGHT_PER_MS).min(MAX_WEIGHT);
-            self.fast_streak = 0;
-            self.is_slow |= self.weight >= SLOW_WEIGHT;
-        } else {
-            self.weight = self.weight.saturating_sub(1);
-            self.fast_streak = (self.fast_streak + 1).min(MAX_FAST_STREAK);
-            self.is_slow &= self.weight > 0;
+    pub fn after(self, elapsed: Duration, len: usize) -> Self {
+        let bytes = Duration::from_nanos(NS_PER_BYTE * len as u64);
+        let wait = elapsed.saturating_sub(bytes).as_nanos();
+        let wait = u32::try_from(wait).unwrap_or(u32::MAX).max(1);
+        if self.ns == 0 {
+            return Self { ns: wait };
         }
-        self
-    }
-
-    fn to_bits(self) -> u32 {
-        u32::from(self.is_slow) | self.weight << 1 | self.fast_streak << 16
-    }
-
-    fn from_bits(bits: u32) -> Self {
-        Self { is_slow: bits & 1 == 1, weight: bits >> 1 & 0x7fff, fast_streak: bits >> 16 }
+        let step = (i64::from(wait) - i64::from(self.ns)) / SMOOTHING;
+        let most = self.ns.max(MEMORY_NS / MAX_GROWTH).saturating_mul(MAX_GROWTH);
+        let ns = u32::try_from(i64::from(self.ns) + step).unwrap_or(u32::MAX).min(most);
+        Self { ns: ns.max(1) }
     }
 }
 
-/// The latency statistics of a storage, shared by all threads that read from it.
+/// The latency of a storage, shared by all threads that read from it.
 #[derive(Debug, Default)]
-pub struct AtomicStats(AtomicU32);
+pub struct SharedLatency(AtomicU32);
 
 /// The reads of some files, and the latency of their storage, which other files may be in, too.
 #[derive(Debug, Default)]
 pub struct StorageLatency {
-    stats: Arc<AtomicStats>,
+    storage: Arc<SharedLatency>,
     reads: AtomicU64,
     bytes: AtomicU64,
     timed_reads: AtomicU64,
@@ -130,18 +107,18 @@ pub struct ReadTotals {
 }
 
 impl StorageLatency {
-    /// No reads yet, of files in a storage with these `stats`.
-    pub fn of(stats: &Arc<AtomicStats>) -> Self {
-        Self { stats: Arc::clone(stats), ..Self::default() }
+    /// No reads yet, of files in a `storage`.
+    pub fn of(storage: &Arc<SharedLatency>) -> Self {
+        Self { storage: Arc::clone(storage), ..Self::default() }
     }
 
-    /// The statistics of the reads so far.
-    pub fn stats(&self) -> LatencyStats {
-        LatencyStats::from_bits(self.stats.0.load(Ordering::Relaxed))
+    /// The latency of the storage by the reads so far.
+    pub fn estimate(&self) -> Latency {
+        Latency { ns: self.storage.0.load(Ordering::Relaxed) }
     }
 
-    fn set_stats(&self, stats: LatencyStats) {
-        self.stats.0.store(stats.to_bits(), Ordering::Relaxed);
+    fn set(&self, latency: Latency) {
+        self.storage.0.store(latency.ns, Ordering::Relaxed);
     }
 
     /// The reads so far; other threads may be reading.
@@ -156,26 +133,23 @@ impl StorageLatency {
 
     /// Whether storage is slow.
     pub fn is_slow(&self) -> bool {
-        self.stats().is_slow()
+        self.estimate().is_slow()
     }
 
     /// Takes the storage for slow from now on, until fast reads show the contrary.
     pub fn expect_slow(&self) {
-        self.set_stats(LatencyStats::of_remote());
+        self.set(self.estimate().max(Latency::REMOTE));
     }
 
     /// Calls `read`, which reads `len` bytes, and may measure its duration.
     #[inline]
     pub(crate) fn measure<T>(&self, len: usize, read: impl FnOnce() -> T) -> T {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(len as u64, Ordering::Relaxed);
-        if !self.stats().times_every_read() {
-            let untimed = UNTIMED.get() + 1;
-            if untimed < SAMPLE_INTERVAL {
-                UNTIMED.set(untimed);
-                return read();
-            }
-            UNTIMED.set(0);
+        let number = self.count(len);
+        let is_timed = number < NUM_TIMED
+            || number.is_multiple_of(SAMPLE_INTERVAL)
+            || self.estimate().times_every_read();
+        if !is_timed {
+            return read();
         }
         let start = Instant::now();
         let result = read();
@@ -185,22 +159,23 @@ impl StorageLatency {
 
     /// Adds a read of `len` bytes that took `elapsed`.
     pub(crate) fn add(&self, elapsed: Duration, len: usize) {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(len as u64, Ordering::Relaxed);
+        self.count(len);
         self.record(elapsed, len);
+    }
+
+    /// Counts a read of `len` bytes; returns how many there were before.
+    fn count(&self, len: usize) -> u64 {
+        self.bytes.fetch_add(len as u64, Ordering::Relaxed);
+        self.reads.fetch_add(1, Ordering::Relaxed)
     }
 
     fn record(&self, elapsed: Duration, len: usize) {
         let elapsed_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
         self.timed_reads.fetch_add(1, Ordering::Relaxed);
         self.timed_ns.fetch_add(elapsed_ns, Ordering::Relaxed);
-        let before = self.stats();
-        let after = before.after(elapsed, len);
-        if after != before {
-            // A concurrent update may be lost; later reads correct that.
-            self.set_stats(after);
-        }
-        if is_slow_read(elapsed, len) {
+        // A concurrent update may be lost; later reads correct that.
+        self.set(self.estimate().after(elapsed, len));
+        if Latency::default().after(elapsed, len).is_slow() {
             add_waited(elapsed);
         }
     }
@@ -208,90 +183,125 @@ impl StorageLatency {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const CACHED: Duration = Duration::from_micros(2);
     const NETWORK: Duration = Duration::from_millis(20);
     const DISK: Duration = Duration::from_micros(200);
 
-    fn after(stats: LatencyStats, reads: impl IntoIterator<Item = Duration>) -> LatencyStats {
-        reads.into_iter().fold(stats, |stats, read| stats.after(read, 1024))
+    fn after(latency: Latency, reads: impl IntoIterator<Item = Duration>) -> Latency {
+        reads.into_iter().fold(latency, |latency, read| latency.after(read, 1024))
     }
 
     fn times(count: usize, read: Duration) -> impl Iterator<Item = Duration> {
         std::iter::repeat_n(read, count)
     }
 
-    #[test]
-    fn two_reads_of_milliseconds_or_four_of_a_disk_make_storage_slow() {
-        assert!(!after(LatencyStats::default(), [CACHED, NETWORK]).is_slow());
-        assert!(after(LatencyStats::default(), [CACHED, NETWORK, NETWORK]).is_slow());
-        assert!(!after(LatencyStats::default(), times(3, DISK)).is_slow());
-        assert!(after(LatencyStats::default(), times(4, DISK)).is_slow());
+    fn cached() -> Latency {
+        after(Latency::default(), times(100, CACHED))
+    }
+
+    /// How many reads from memory make it fast again.
+    fn num_until_fast(mut latency: Latency) -> usize {
+        let mut count = 0;
+        while latency.is_slow() {
+            latency = latency.after(CACHED, 1024);
+            count += 1;
+        }
+        count
     }
 
     #[test]
-    fn first_read_of_milliseconds_makes_storage_slow_for_a_few_reads() {
-        let opened = after(LatencyStats::default(), [NETWORK]);
-        assert!(opened.is_slow() && opened.times_every_read());
-        assert!(after(opened, times(20, CACHED)).is_slow());
-        assert!(!after(opened, times(24, CACHED)).is_slow());
-        assert!(after(opened, [CACHED, NETWORK]).is_slow());
-        assert!(!after(LatencyStats::default(), [DISK]).is_slow());
+    fn two_reads_of_milliseconds_or_three_of_a_disk_make_storage_slow() {
+        assert!(!after(cached(), [NETWORK]).is_slow());
+        assert!(after(cached(), [NETWORK, NETWORK]).is_slow());
+        assert!(after(cached(), [NETWORK, CACHED, CACHED, NETWORK]).is_slow());
+        assert!(!after(cached(), times(2, DISK)).is_slow());
+        assert!(after(cached(), times(3, DISK)).is_slow());
+    }
+
+    #[test]
+    fn first_read_is_the_estimate() {
+        assert!(!Latency::default().is_slow());
+        for read in [CACHED, DISK, NETWORK] {
+            let opened = after(Latency::default(), [read]);
+            assert_eq!(opened.is_slow(), read != CACHED);
+            assert_eq!(Duration::from_nanos(u64::from(opened.ns) + 1024), read);
+        }
     }
 
     #[test]
     fn occasional_preemption_does_not_make_storage_slow() {
-        let stats = (0..100).fold(LatencyStats::default(), |stats, _| {
-            after(after(stats, [Duration::from_millis(50)]), times(30, CACHED))
-        });
-        assert!(!stats.is_slow());
+        for pause in [DISK, Duration::from_millis(50), Duration::from_secs(3)] {
+            let latency = (0..100).fold(cached(), |latency, _| {
+                let latency = latency.after(pause, 1024);
+                assert!(!latency.is_slow(), "{pause:?}");
+                after(latency, times(30, CACHED))
+            });
+            assert!(!latency.is_slow());
+        }
     }
 
     #[test]
     fn long_reads_from_memory_do_not_make_storage_slow() {
-        let stats = (0..10).fold(LatencyStats::default(), |stats, _| {
-            stats.after(Duration::from_micros(300), 1 << 20)
-        });
-        assert!(!stats.is_slow());
+        let read = Duration::from_micros(300);
+        assert!(
+            !(0..10).fold(Latency::default(), |latency, _| latency.after(read, 1 << 20)).is_slow()
+        );
     }
 
     #[test]
-    fn storage_becomes_fast_only_once_reads_come_from_memory() {
-        let slow = after(LatencyStats::default(), times(100, NETWORK));
-        let half_cached = (0..500).fold(slow, |stats, _| after(stats, [CACHED, NETWORK, CACHED]));
-        assert!(half_cached.is_slow());
-        assert!(after(slow, times(40, CACHED)).is_slow());
-        let fast = after(slow, times(70, CACHED));
-        assert!(!fast.is_slow());
-        assert!(after(fast, [NETWORK, NETWORK]).is_slow());
+    fn one_far_read_in_twenty_keeps_storage_slow() {
+        for num_cached in [1, 2, 10, 19] {
+            let mixed = (0..200).fold(cached(), |latency, _| {
+                after(latency.after(NETWORK, 1024), times(num_cached, CACHED))
+            });
+            assert!(mixed.is_slow(), "{num_cached}");
+        }
     }
 
     #[test]
-    fn remote_storage_is_slow_until_reads_come_from_memory() {
-        let remote = LatencyStats::of_remote();
+    fn storage_becomes_fast_by_tens_of_reads_from_memory() {
+        for (read, range) in [(DISK, 5..=15), (NETWORK, 30..=60), (Duration::MAX, 60..=90)] {
+            let slow = after(Latency::default(), times(100, read));
+            let count = num_until_fast(slow);
+            assert!(range.contains(&count), "{read:?}: {count}");
+        }
+        let remote = Latency::REMOTE;
         assert!(remote.is_slow() && remote.times_every_read());
-        assert!(after(remote, times(20, CACHED)).is_slow());
-        assert!(!after(remote, times(70, CACHED)).is_slow());
+        assert!((20..30).contains(&num_until_fast(remote)));
         assert!(after(remote, times(70, NETWORK)).is_slow());
     }
 
     #[test]
     fn every_read_is_timed_unless_recent_ones_came_from_memory() {
-        assert!(LatencyStats::default().times_every_read());
-        let fast = after(LatencyStats::default(), times(64, CACHED));
-        assert!(!fast.times_every_read());
-        assert!(after(fast, [DISK]).times_every_read());
+        assert!(!cached().times_every_read());
+        for read in [DISK, NETWORK] {
+            assert!(after(cached(), [read]).times_every_read());
+        }
     }
 
-    #[test]
-    fn stats_round_trip_as_bits() {
-        let mut stats = LatencyStats::default();
-        for read in
-            [CACHED, NETWORK, NETWORK, NETWORK, DISK, CACHED, CACHED].into_iter().cycle().take(200)
-        {
-            stats = stats.after(read, 100);
-            assert_eq!(LatencyStats::from_bits(stats.to_bits()), stats);
+    proptest! {
+        /// Where reads take between two times, so does the estimate; and longer reads make none shorter.
+        #[test]
+        fn estimate_follows_the_reads(
+            reads in proptest::collection::vec(1_u64..10_000_000_000, 1..300),
+            most in 1_u64..10_000_000_000,
+            longer in 0_u64..1_000_000_000,
+        ) {
+            let (mut found, mut above) = (Latency::default(), Latency::default());
+            let (mut least, mut last) = (u64::MAX, 0);
+            for read in reads {
+                let read = read % most + 1;
+                (least, last) = (least.min(read), last.max(read));
+                found = found.after(Duration::from_nanos(read), 0);
+                above = above.after(Duration::from_nanos(read + longer), 0);
+                let ns = u64::from(found.ns);
+                prop_assert!(least.min(u64::from(u32::MAX)) <= ns && ns <= last);
+                prop_assert!(found <= above);
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use super::records::{Records, Scratch};
 use crate::formats::format::{Format, OpenedFile};
 use crate::formats::record_file::{Pick, RecordFile};
 use crate::io::storage::{Reader, Storage};
-use crate::io::storage_latency::{AtomicStats, ReadTotals, StorageLatency};
+use crate::io::storage_latency::{ReadTotals, SharedLatency, StorageLatency};
 use crate::io::{LocalFiles, SingleFlight};
 use crate::{Error, Result};
 
@@ -67,7 +67,7 @@ struct Entry {
     source: SourceFile,
     storage: Arc<dyn Storage>,
     /// The latency of the files that it was created with, near or far ones.
-    stats: Arc<AtomicStats>,
+    latency: Arc<SharedLatency>,
     format: Arc<dyn Format>,
     file: OnceLock<Arc<dyn RecordFile>>,
 }
@@ -88,9 +88,9 @@ impl FileSet {
         let [near, far] = [Arc::default(), Arc::default()];
         let entry = |source: SourceFile| {
             let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-            let stats = Arc::clone(if storage.is_remote(&source.path) { &far } else { &near });
+            let latency = Arc::clone(if storage.is_remote(&source.path) { &far } else { &near });
             let (storage, format) = (Arc::clone(storage), Arc::clone(format));
-            Arc::new(Entry { id, source, storage, stats, format, file: OnceLock::new() })
+            Arc::new(Entry { id, source, storage, latency, format, file: OnceLock::new() })
         };
         Self::with(sources.into_iter().map(entry).collect())
     }
@@ -99,8 +99,8 @@ impl FileSet {
         let mut numbers = HashMap::new();
         let (mut latencies, mut latency_of) = (Vec::new(), Vec::with_capacity(entries.len()));
         for entry in &entries {
-            let number = *numbers.entry(Arc::as_ptr(&entry.stats)).or_insert_with(|| {
-                latencies.push(Arc::new(StorageLatency::of(&entry.stats)));
+            let number = *numbers.entry(Arc::as_ptr(&entry.latency)).or_insert_with(|| {
+                latencies.push(Arc::new(StorageLatency::of(&entry.latency)));
                 u32::try_from(latencies.len() - 1).expect("sets have at most 2^32 files")
             });
             latency_of.push(number);
