@@ -417,7 +417,10 @@ impl PyRecordFiles {
                 Error::InvalidArgument("these files are not `ArrayRecord` files".to_owned())
             })
         };
-        wait_for(py, || (0..set.len()).map(of_file).collect())
+        wait_for(py, || {
+            set.open_all()?;
+            (0..set.len()).map(of_file).collect()
+        })
     }
 }
 

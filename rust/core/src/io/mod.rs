@@ -16,9 +16,11 @@ mod single_flight;
 pub(crate) mod spill;
 pub mod storage;
 pub mod storage_latency;
+mod try_once;
 
 pub use file_bytes::FileBytes;
 pub use local::LocalFiles;
 pub use parallel::for_each_parallel;
 pub use read_queue::{Job, Permit, ReadQueue};
 pub use single_flight::{FlightGuard, SingleFlight};
+pub use try_once::TryOnce;

@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use super::chunk_cache::ChunkCache;
 use super::plan::{Plan, PlannedFile};
@@ -13,11 +12,8 @@ use crate::formats::format::{Format, OpenedFile};
 use crate::formats::record_file::{Pick, RecordFile};
 use crate::io::storage::{Reader, Storage};
 use crate::io::storage_latency::{ReadTotals, SharedLatency, StorageLatency};
-use crate::io::{LocalFiles, SingleFlight};
+use crate::io::{LocalFiles, TryOnce, for_each_parallel};
 use crate::{Error, Result};
-
-static OPENS: SingleFlight = SingleFlight::new();
-static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// A file and the range of its records that is used.
 #[derive(Debug, Clone, Default)]
@@ -62,14 +58,12 @@ pub struct FileSet {
 
 #[derive(Debug)]
 struct Entry {
-    /// Unique in the process.
-    id: u64,
     source: SourceFile,
     storage: Arc<dyn Storage>,
     /// The latency of the files that it was created with, near or far ones.
     latency: Arc<SharedLatency>,
     format: Arc<dyn Format>,
-    file: OnceLock<Arc<dyn RecordFile>>,
+    file: TryOnce<Arc<dyn RecordFile>>,
 }
 
 impl FileSet {
@@ -87,10 +81,9 @@ impl FileSet {
     ) -> Self {
         let [near, far] = [Arc::default(), Arc::default()];
         let entry = |source: SourceFile| {
-            let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
             let latency = Arc::clone(if storage.is_remote(&source.path) { &far } else { &near });
             let (storage, format) = (Arc::clone(storage), Arc::clone(format));
-            Arc::new(Entry { id, source, storage, latency, format, file: OnceLock::new() })
+            Arc::new(Entry { source, storage, latency, format, file: TryOnce::default() })
         };
         Self::with(sources.into_iter().map(entry).collect())
     }
@@ -135,35 +128,25 @@ impl FileSet {
     /// If it cannot be opened, differs from its recorded state, or has too few records.
     pub fn open(&self, at: usize, load_index: bool) -> Result<&Arc<dyn RecordFile>> {
         let entry = &self.entries[at];
-        if let Some(file) = entry.file.get() {
-            return Ok(file);
-        }
-        let _guard = OPENS.enter(entry.id)?;
-        if let Some(file) = entry.file.get() {
-            return Ok(file);
-        }
-        let (stored, bytes) = entry.storage.open(&entry.source.path)?;
-        if let Some(expected) = entry.source.expected {
-            let found = FileInfo {
-                byte_len: stored.byte_len(),
-                modified_ns: stored.modified_ns(),
-                num_records: expected.num_records,
-            };
-            entry.source.compare(expected, found)?;
-        }
-        let (storage, latency, bytes) = (&entry.storage, &**self.latency(at), &bytes);
-        let is_remote = storage.is_remote(&entry.source.path);
-        if is_remote {
-            latency.expect_slow(); // opening may read all of it
-        }
-        let reader = Reader::new(&**bytes, latency);
-        let file = OpenedFile { stored, reader, bytes, storage, latency, load_index };
-        let file = entry.format.open(file)?;
-        entry.source.check(file.num_records())?;
-        if is_remote {
-            latency.expect_slow(); // what came with the opening was fast
-        }
-        Ok(entry.file.get_or_init(|| file))
+        entry.file.get_or_make(|| entry.open(self.latency(at), load_index))
+    }
+
+    /// Opens the files of these numbers, many at a time where that helps. Of several errors, that of the
+    /// first file is returned.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn open_each(self: &Arc<Self>, numbers: Vec<usize>) -> Result<()> {
+        let set = Arc::clone(self);
+        for_each_parallel(numbers, move |at| set.open(at, false).map(drop))
+    }
+
+    /// Opens all files.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn open_all(self: &Arc<Self>) -> Result<()> {
+        self.open_each((0..self.len()).collect())
     }
 
     /// The files opened so far, in order.
@@ -173,6 +156,31 @@ impl FileSet {
 }
 
 impl Entry {
+    fn open(&self, latency: &StorageLatency, load_index: bool) -> Result<Arc<dyn RecordFile>> {
+        let (stored, bytes) = self.storage.open(&self.source.path)?;
+        if let Some(expected) = self.source.expected {
+            let found = FileInfo {
+                byte_len: stored.byte_len(),
+                modified_ns: stored.modified_ns(),
+                num_records: expected.num_records,
+            };
+            self.source.compare(expected, found)?;
+        }
+        let (storage, bytes) = (&self.storage, &bytes);
+        let is_remote = storage.is_remote(&self.source.path);
+        if is_remote {
+            latency.expect_slow(); // opening may read all of it
+        }
+        let reader = Reader::new(&**bytes, latency);
+        let file = OpenedFile { stored, reader, bytes, storage, latency, load_index };
+        let file = self.format.open(file)?;
+        self.source.check(file.num_records())?;
+        if is_remote {
+            latency.expect_slow(); // what came with the opening was fast
+        }
+        Ok(file)
+    }
+
     /// How many records are used, if that is known.
     fn count(&self) -> Option<u64> {
         let SourceFile { skip, take, expected, .. } = self.source;
@@ -337,6 +345,8 @@ impl Files {
     /// # Errors
     /// If a file cannot be opened.
     pub fn file_infos(&self) -> Result<Vec<FileInfo>> {
+        let unknown = |&at: &usize| self.set.entries[at].source.expected.is_none();
+        self.set.open_each((0..self.set.len()).filter(unknown).collect())?;
         let expected = |at: usize| match self.set.entries[at].source.expected {
             Some(expected) => Ok(expected),
             None => self.set.open(at, false).map(|file| FileInfo {

@@ -12,9 +12,7 @@ use crate::io::for_each_parallel;
 /// If a file cannot be opened, or has fewer records than its range needs.
 pub fn open(set: FileSet) -> Result<Files> {
     let set = Arc::new(set);
-    let uncounted = set.uncounted();
-    let opening = Arc::clone(&set);
-    for_each_parallel(uncounted, move |at| opening.open(at, false).map(drop))?;
+    set.open_each(set.uncounted())?;
     Files::of(set)
 }
 
@@ -46,7 +44,6 @@ fn prepare(files: &Arc<Files>, unready: Vec<usize>) -> Result<()> {
 /// If a file cannot be opened, or has fewer records than its range needs.
 pub fn open_all(set: FileSet) -> Result<Files> {
     let set = Arc::new(set);
-    let opening = Arc::clone(&set);
-    for_each_parallel((0..set.len()).collect(), move |at| opening.open(at, false).map(drop))?;
+    set.open_all()?;
     Files::of(set)
 }
