@@ -10,6 +10,7 @@ import pytest
 import readme
 from ruamel.yaml import YAML
 
+TEMPLATES = readme.ROOT / ".github/ISSUE_TEMPLATE"
 FILES = sorted((readme.ROOT / ".github/workflows").glob("*.yml"))
 WORKFLOWS = {file.stem: YAML(typ="safe").load(file) for file in FILES}
 JOBS = {
@@ -32,15 +33,34 @@ def matrix_of(job):
     return JOBS[job].get("strategy", {}).get("matrix", {})
 
 
-def test_form_is_that_of_github():
-    schema = ["--builtin-schema", "vendor.github-workflows"]
+@pytest.mark.parametrize(
+    ("schema", "files"),
+    [
+        ("workflows", FILES),
+        ("issue-config", [TEMPLATES / "config.yml"]),
+        ("issue-forms", sorted(TEMPLATES.glob("[!c]*.yml"))),
+    ],
+)
+def test_form_is_that_of_github(schema, files):
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
     done = subprocess.run(
-        [sys.executable, "-m", "check_jsonschema", *schema, *map(str, FILES)],
+        [*command, f"vendor.github-{schema}", *map(str, files)],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_report_of_an_error_asks_for_the_machine():
+    form = YAML(typ="safe").load(TEMPLATES / "error.yml")
+    required = {
+        part["id"]: part["attributes"]
+        for part in form["body"]
+        if part.get("validations", {}).get("required")
+    }
+    assert "grainmill doctor --json" in required["machine"]["description"]
+    assert set(required) == {"happened", "program", "machine"}
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)

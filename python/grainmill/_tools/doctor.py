@@ -78,7 +78,7 @@ def _matters_of_build(found: dict[str, Any]) -> Iterator[Matter]:
             f"The engine was compiled with profile `{versions['profile']}`, slower than wheels",
             "Install a wheel, or `make release` in a checkout; never measure this one",
         )
-    if "GRAINMILL_RESTORE_ANYWAY" in found["environment"]:
+    if found["environment"].get("GRAINMILL_RESTORE_ANYWAY", "0") not in {"", "0"}:
         yield Matter(
             "`GRAINMILL_RESTORE_ANYWAY` is set: states of other pipelines are restored unchecked",
             "Unset it once the one restore that needed it is done",
