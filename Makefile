@@ -67,7 +67,7 @@ PYTHON_CHECKS := ruff types docs
 # What only searches longer: hours. It runs each night, and a release needs it.
 test-long: python-test-long rust-test-long sanitize fuzz other-versions
 
-python-test-long: develop | $(VENV)/.test
+python-test-long: develop | $(VENV)/.test $(VENV)/.docs $(VENV)/.browser
 	GRAINMILL_LONG=1 $(PYTEST) --timeout 3600
 rust-test-long: | $(VENV)/.test
 	$(CARGO) test --locked $(CRATES) --test hand_over -- --ignored schedules
@@ -254,6 +254,6 @@ $(VENV)/.python:
 	$(SET_UP)
 	@touch $@
 
-$(VENV)/.test $(VENV)/.docs $(VENV)/.release: $(VENV)/.%: pyproject.toml
+$(VENV)/.test $(VENV)/.docs $(VENV)/.browser $(VENV)/.release: $(VENV)/.%: pyproject.toml
 	$(SET_UP) --extras $*
 	@touch $@

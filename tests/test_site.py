@@ -2,16 +2,15 @@
 
 import html
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import site_build
+from site_build import ROOT
 
-ROOT = Path(__file__).parents[1]
 QUERIES = {
     "index": ["install", "getting started", "save and continue"],
     "switching": ["grain"],
@@ -51,12 +50,7 @@ EXPECTED = {query: f"{page}.html" for page, queries in QUERIES.items() for query
 def site(tmp_path_factory):
     pytest.importorskip("mkdocs")
     directory = tmp_path_factory.mktemp("site")
-    subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(directory)],
-        cwd=ROOT,
-        env=dict(os.environ, NO_MKDOCS_2_WARNING="1", PYTHONPATH=os.pathsep.join(sys.path)),
-        check=True,
-    )
+    site_build.build(directory)
     return directory
 
 
