@@ -23,9 +23,10 @@ class FolderDataSource:
     """Whole files, such as images in one folder for each class, as one sequence of dicts.
 
     An element has the bytes of a file and, if asked for, the number of its class and its path:
-    `{"data": b"...", "label": 3, "path": "images/dog/1.jpg"}`. Files are in sorted order; a folder
-    stands for all files below it, without those whose name, or a folder of theirs, starts with `.`
-    or `_`. They are listed once, when the source is made, and opened when they are read.
+    `{"data": b"...", "label": 3, "path": "images/dog/1.jpg"}`. A folder stands for all files below
+    it, without those whose name, or a folder of theirs, starts with `.` or `_`. Its files, and
+    those of a pattern, are in sorted order. They are listed once, when the source is made, and
+    opened when they are read.
 
     States of a `DataLoader`, and checkpoints, contain `repr`, which has a hash of the paths and
     labels: they are refused once files were added, removed or renamed.
@@ -47,7 +48,8 @@ class FolderDataSource:
 
     Raises:
         ValueError: There is no path, `labels` is unknown, a file is in no folder or in none of
-            `class_names`, these repeat a name, or a path has a range.
+            `class_names`, these repeat a name, `feature` is "label" or "path", or a path has a
+            range.
         FileNotFoundError: There is no such file or folder, or none that matches.
 
     Example:
@@ -76,6 +78,10 @@ class FolderDataSource:
         if labels is not None and labels != "folder" and not callable(labels):
             raise ValueError(
                 f'`labels` must be "folder", a function of a path or `None`, got {labels!r}'
+            )
+        if feature in {"label", "path"}:
+            raise ValueError(
+                f"`feature` must differ from the names of other values, got {feature!r}"
             )
         found = [file for path in listed(paths) for file in _files(path)]
         self._paths = [path for path, _ in found]
@@ -154,7 +160,7 @@ def _files(path: object) -> Iterator[tuple[str, str]]:
     """The files that one path stands for, each with the name of its folder, or an empty one."""
     one = file_range(path)
     if one.take is not None:
-        raise ValueError(f"files are read whole, but {path!r} has a range of records")
+        raise ValueError(f"{shown(one.path)}: files are read whole, not by a range of records")
     directory = below(one.path)
     if directory is not None:
         root, names = directory
