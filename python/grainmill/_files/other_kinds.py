@@ -133,7 +133,7 @@ KINDS = (
     ),
     Kind(
         "a file of PyTorch",
-        "load it by `torch.load`, and pass what has rows to `MapDataset.source`",
+        "`MapDataset.source` takes what `torch.load` returns, if it has rows",
         ends=(".pt", ".pth"),
     ),
     Kind(
@@ -144,7 +144,7 @@ KINDS = (
     ),
     Kind(
         "a pickle",
-        "load it yourself if you trust it, and pass what has rows to `MapDataset.source`",
+        "if you trust it, `MapDataset.source` takes what it loads as, if that has rows",
         begins=rb"\x80[\x02-\x05]",
         ends=(".pkl", ".pickle"),
     ),
@@ -171,7 +171,7 @@ KINDS = (
         begins=rb"CDF[\x01\x02\x05]",
         ends=(".nc",),
     ),
-    Kind("a spreadsheet", "save it as CSV, and convert that", ends=(".xls", ".xlsx", ".ods")),
+    Kind("a spreadsheet", "convert it to CSV first", ends=(".xls", ".xlsx", ".ods")),
     Kind("a zip archive", "unpack it", begins=rb"PK\x03\x04"),
     Kind("a 7z archive", "unpack it", begins=rb"7z\xbc\xaf\x27\x1c"),
     Kind("compressed by xz", _UNPACKED, begins=rb"\xfd7zXZ\x00"),
