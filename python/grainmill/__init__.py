@@ -37,6 +37,7 @@ from grainmill._native import GrainmillError, __version__
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.options import ReadOptions
 from grainmill._plan.settings import config
+from grainmill._stats.timeline import trace
 
 if TYPE_CHECKING:
     from grainmill._loader.data_loader import DataLoader, DataLoaderIterator, load
@@ -84,5 +85,6 @@ __all__ = [
     "samplers",
     "sharding",
     "sources",
+    "trace",
     "transforms",
 ]

@@ -29,8 +29,9 @@ from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.closing import closed_error
 from grainmill._plan.tracebacks import drop_inner_frames
+from grainmill._stats import timeline
 from grainmill._stats.jax_trace import trace_annotation
-from grainmill._stats.meters import Activity, Recorder
+from grainmill._stats.meters import Activity, Recorder, clock_s
 from grainmill._stats.opened_iterators import opens
 from grainmill._stats.prometheus import export
 from grainmill._stats.tracking import new_recorder
@@ -395,7 +396,9 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
                         raise closed_error(self._closed_message())  # noqa: TRY301
                     self._changing = True
                     timer, trace = self._meter.timer, self._trace
-                    if timer.countdown > 0 and (trace is None or not trace.is_enabled()):
+                    is_shown = timeline.current is not None
+                    is_shown = is_shown or (trace is not None and trace.is_enabled())
+                    if timer.countdown > 0 and not is_shown:
                         block = self._stage.pull(self._stage.pull_size)
                         timer.countdown -= len(block.elements)
                     else:
@@ -496,9 +499,32 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
 
     def _pull_recorded(self) -> Block:
         """Pulls the next block, which is timed, or shown in a trace."""
+        taken, started_s = timeline.current, clock_s()
+        if taken is None:
+            return self._pull_annotated()
+        block = NO_BLOCK
+        try:
+            block = self._pull_annotated()
+        finally:
+            ended_s = clock_s()
+            taken.add_next(len(block.elements), started_s, ended_s)
+        if taken.counters_are_due(ended_s):
+            ahead = sum(read.ahead()[0] for read in self._recorder.all_reads())
+            num_reads, num_bytes, *_ = self._recorder.all_files()
+            taken.count("ready elements", ended_s, ahead)
+            taken.count("reads", ended_s, num_reads)
+            taken.count("bytes read", ended_s, num_bytes)
+        return block
+
+    def _pull_annotated(self) -> Block:
+        """Pulls the next block, which is timed if it is due, or shown in a trace of JAX."""
         trace = self._trace
         if trace is None or not trace.is_enabled():
-            return self._meter.pull()
+            if self._meter.timer.countdown <= 0:
+                return self._meter.pull()
+            block = self._stage.pull(self._stage.pull_size)
+            self._meter.timer.countdown -= len(block.elements)
+            return block
         with trace(f"grainmill {self}"):
             block = self._stage.pull(self._stage.pull_size)
         self._meter.timer.countdown -= len(block.elements)

@@ -122,7 +122,7 @@ class Fused:
                 if times.first:
                     loop(islice(elements, times.first), output.append, *given, columns)
                 first = islice(elements, times.count)
-                timing = both_clocks, times.of_steps, times.see
+                timing = times.clock, times.of_steps, times.see
                 own = range(len(self._kinds))[start:stop]
                 numbered = [step for step in own if self._kinds[step] in INDEXED_KINDS]
                 noted = times.noting(numbered, columns)

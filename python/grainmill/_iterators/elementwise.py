@@ -18,7 +18,6 @@ from grainmill._iterators.open import open_node
 from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan import transforms
 from grainmill._plan.applying import Applying, Filtering, RandomApplying
-from grainmill._stats.meters import both_clocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -172,7 +171,7 @@ class ElementwiseStage(Stage):
             dropped,
             [] if upstream is None or upstream.dropped is None else upstream.dropped,
             below,
-            *(() if times is None else (both_clocks, times.of_steps, times.see)),
+            *(() if times is None else (times.clock, times.of_steps, times.see)),
         )
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from grainmill._evaluate.batches.batch_blocks import byte_len
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.user_defined import UserDefinedStage
+from grainmill._stats import timeline
 from grainmill._stats.meters import CallTimer, StageMeter, both_clocks, clock_s, reading_cost_s
 from grainmill._stats.users_iterators import TimedCall, TimedIterators, called_by
 
@@ -252,22 +253,23 @@ class PullMeter:
         waits: bool,
     ) -> None:
         for name in names:
-            pull = getattr(stage, name)
             is_last = stage is self._stage and name == "pull"
-            timed = self._timed_pull(pull, meter, of_spec, waits=waits, is_last=is_last)
+            timed = self._timed_pull(stage, name, meter, of_spec, waits=waits, is_last=is_last)
             stage.__dict__[name] = timed
         self._timed.append(stage)
 
     def _timed_pull(
         self,
-        pull: Callable[..., Any],
+        stage: Stage,
+        name: str,
         meter: StageMeter | None,
         of_spec: StageMeter | None,
         *,
         waits: bool,
         is_last: bool,
     ) -> Callable[..., Any]:
-        """`pull` with its times going to `meter`; only CPU time, if its waits are known exactly."""
+        """The method `name` with its times going to `meter`; only CPU time, if it `waits`."""
+        pull = getattr(stage, name)
         calls = self._calls
 
         def timed_pull(*limits: int) -> Any:
@@ -282,8 +284,11 @@ class PullMeter:
                 if of_spec is not None:
                     num_elements = len(pulled.elements)
             finally:
-                elapsed = both_clocks() - started
+                ended = both_clocks()
+                elapsed = ended - started
                 calls.pop()
+                if not stage.is_elementwise and (taken := timeline.current) is not None:
+                    taken.add(taken.label(stage.node), "stage", started.real, ended.real)
                 own = elapsed - call.nested
                 if calls:
                     calls[-1].nested += elapsed

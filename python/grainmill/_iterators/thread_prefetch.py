@@ -32,6 +32,7 @@ from grainmill._memory import default_budget_bytes
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.closing import closed_error
 from grainmill._plan.notes import located
+from grainmill._stats import timeline
 from grainmill._stats.meters import Fill
 from grainmill._stats.stalls import CONFIG_LIMITS, Awaited, Stall
 from grainmill._threads import at_fork, may_wait, start_thread
@@ -461,8 +462,11 @@ class PrefetchQueue:
                 self._stall.check(started_s)
             if self._stall.is_long:
                 self._stall.end()
+            ended_s = time.perf_counter()
+            if (taken := timeline.current) is not None:
+                taken.add(f"wait for {self._thread_name}", "wait", started_s, ended_s)
             if self._record_wait is not None:
-                self._record_wait(time.perf_counter() - started_s)
+                self._record_wait(ended_s - started_s)
         with self._lock:
             self.demand.urgent = False
             if self.demand.ended:
@@ -503,7 +507,10 @@ class PrefetchQueue:
         if not self._has_space():
             self._idle_since_s = time.perf_counter()
             self._space_freed.wait_for(lambda: self._has_space() or self.demand.ended)
-            self._idle_s += time.perf_counter() - self._idle_since_s
+            ended_s = time.perf_counter()
+            if (taken := timeline.current) is not None:
+                taken.add("wait for the consumer", "idle", self._idle_since_s, ended_s)
+            self._idle_s += ended_s - self._idle_since_s
             self._idle_since_s = None
         with self._lock:
             if self.demand.ended:

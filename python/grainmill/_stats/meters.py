@@ -17,6 +17,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
+from grainmill._stats import timeline
 from grainmill._stats.thread_clock import ThreadTimes, ThreadUse
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class StageMeter:
         spec: The spec of its elements, a pytree of texts; `None` where it is not recorded.
         passes_lazy: Whether functions upstream run only when its elements are requested.
         is_own: Whether the times of iterators that it calls are left out.
+        node: Its node, while that lives.
     """
 
     __slots__ = (
@@ -95,6 +97,7 @@ class StageMeter:
         "is_own",
         "max_s",
         "min_s",
+        "node",
         "num_steps",
         "passes_lazy",
         "spec",
@@ -111,6 +114,7 @@ class StageMeter:
         self.element_bytes = 0.0
         self.spec: Any = None
         self.passes_lazy = self.is_own = False
+        self.node: Callable[[], Node | None] = _no_node
         self._usual_s = self._usual_cpu_s = 0.0
 
     def add(self, elements: float, total_s: float, cpu_s: float, weight: float = 1.0) -> None:
@@ -172,6 +176,10 @@ class StageMeter:
         passes_lazy, is_own = flags
         self.passes_lazy |= bool(passes_lazy)
         self.is_own |= bool(is_own)
+
+
+def _no_node() -> None:
+    """What stands for the node of a meter that has none."""
 
 
 def _usual(usual_s: float, new_s: float) -> tuple[float, float]:
@@ -273,15 +281,18 @@ class DatasetTimes:
 
     Args:
         nodes: The node of each dataset.
+
+    Attributes:
+        nodes: Return these, while they live.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self._nodes = [weakref.ref(node) for node in nodes]
+        self.nodes = [weakref.ref(node) for node in nodes]
         self._sums: dict[int, tuple[complex, int]] = {}
 
     def are_of(self, nodes: Sequence[Node]) -> bool:
         """Whether these are the nodes of the datasets."""
-        return [node() for node in self._nodes] == list(nodes)
+        return [node() for node in self.nodes] == list(nodes)
 
     def add(self, datasets: Sequence[int], times: Sequence[complex], weight: complex) -> None:
         """Adds the times of elements, given the number of the dataset of each.
@@ -300,7 +311,7 @@ class DatasetTimes:
         timed = sum((total for _, (total, _) in sums), 0j)
         parts = []
         for dataset, (total, count) in sums:
-            node, share, part = self._nodes[dataset](), count / num_timed, StageMeter()
+            node, share, part = self.nodes[dataset](), count / num_timed, StageMeter()
             part.merge(meter.snapshot())
             part.spec = meter.spec
             part.elements *= share
@@ -322,9 +333,10 @@ class StepTimes:
         count: How many are from there on.
         see: Called with the number of each step, -1 for the input, and its output; `None` for
             nothing.
+        clock: What these times are read from.
     """
 
-    __slots__ = ("count", "datasets", "first", "of_steps", "see")
+    __slots__ = ("clock", "count", "datasets", "first", "of_steps", "see")
 
     def __init__(
         self,
@@ -338,6 +350,21 @@ class StepTimes:
         self.first = first
         self.count = count
         self.see = see
+        self.clock: Callable[[], complex] = both_clocks
+
+    def traced(self, nodes: Sequence[Sequence[Callable[[], Node | None]]]) -> None:
+        """Puts the steps on the timeline, if one is taken.
+
+        Args:
+            nodes: Return the node of each step; for a step of `datasets`, that of each dataset.
+        """
+        taken = timeline.current
+        if taken is not None:
+            clock = self.clock = _KeptClock()
+            self.of_steps = [
+                _TracedTimes(taken, clock, of_step, datasets)
+                for of_step, datasets in zip(nodes, self.datasets, strict=True)
+            ]
 
     def noting(self, steps: Iterable[int], columns: Iterable[Iterable[Any]]) -> list[Iterator[Any]]:
         """The `columns` of these steps, whose datasets are noted when an element is computed."""
@@ -350,12 +377,61 @@ class StepTimes:
         self, step: int, inputs: Sequence[Any], results: Sequence[Any], elapsed: complex
     ) -> None:
         """Adds a call of a function of a block, whose elements are taken to cost the same."""
-        self.of_steps[step].extend([elapsed / len(inputs)] * min(self.count, len(inputs)))
+        times = self.of_steps[step]
+        times.extend([elapsed / len(inputs)] * min(self.count, len(inputs)))
+        if isinstance(times, _TracedTimes):
+            times.add_slice(len(inputs))
         if self.see is not None:
             if not step:
                 self.see(-1, inputs[0])
             if results:
                 self.see(step, results[0])
+
+
+class _KeptClock:
+    """`both_clocks`, whose last two readings are kept: when a step began and ended."""
+
+    __slots__ = ("before", "last")
+
+    def __init__(self) -> None:
+        self.before = self.last = 0j
+
+    def __call__(self) -> complex:
+        self.before, self.last = self.last, both_clocks()
+        return self.last
+
+
+class _TracedTimes(list[complex]):
+    """Times of a step, each of which is also put on a timeline.
+
+    Args:
+        taken: The timeline.
+        clock: What read the time that is appended.
+        nodes: Return the node of the step; that of each dataset, if `datasets` is not `None`.
+        datasets: The numbers of the datasets of the elements so far.
+    """
+
+    def __init__(
+        self,
+        taken: timeline.Timeline,
+        clock: _KeptClock,
+        nodes: Sequence[Callable[[], Node | None]],
+        datasets: Sequence[int] | None,
+    ) -> None:
+        super().__init__()
+        self._taken, self._clock = taken, clock
+        self._nodes, self._datasets = nodes, datasets
+
+    def append(self, elapsed: complex) -> None:
+        """Adds the time between the last two readings of the clock."""
+        super().append(elapsed)
+        self.add_slice()
+
+    def add_slice(self, count: int = -1) -> None:
+        """Adds that time to the timeline only."""
+        clock, node = self._clock, self._nodes[self._datasets[-1] if self._datasets else 0]()
+        label = self._taken.label(node)
+        self._taken.add(label, "function", clock.before.real, clock.last.real, count=count)
 
 
 def _noting(column: Iterator[Any], seen: list[int]) -> Iterator[Any]:
@@ -426,10 +502,17 @@ class LoopMeter:
         self._num_untimed += self.timer.num_passed
         self.timer.start()
         by_dataset = [each is not None for each in self.of_datasets]
-        if not self.sees_next:
-            return StepTimes(by_dataset, self.first, self.count)
-        self.sees_next = False
-        return StepTimes(by_dataset, 0, 1, self.see)
+        times = StepTimes(by_dataset, self.first, self.count)
+        if self.sees_next:
+            self.sees_next = False
+            times = StepTimes(by_dataset, 0, 1, self.see)
+        times.traced(
+            [
+                [stage.node] if datasets is None else datasets.nodes
+                for stage, datasets in zip(self._stages, self.of_datasets, strict=True)
+            ]
+        )
+        return times
 
     def pass_over(self, count: int) -> None:
         """Records that a call that is not timed returned `count` elements."""
@@ -584,6 +667,7 @@ class StepsMeter:
         block = self._block = _BlockTimes(len(self._stages), count, weight)
         if self._spec_of is not None and any(stage.spec is None for stage in self._stages):
             block.see = self._see
+        block.traced([[stage.node] for stage in self._stages])
         return block
 
     def _see(self, step: int, element: Any) -> None:
@@ -910,6 +994,7 @@ class Recorder:
         meter = self._stages.get(node)
         if meter is None:
             meter = self._stages[node] = StageMeter()
+            meter.node = weakref.ref(node)
         return meter
 
     def known(self, node: Node | None) -> Node | None:

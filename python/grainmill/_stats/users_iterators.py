@@ -7,6 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from grainmill._interrupts import suppressed
+from grainmill._stats import timeline
 from grainmill._stats.meters import both_clocks
 
 if TYPE_CHECKING:
@@ -176,7 +177,10 @@ class TimedIterators:
             elements.append(advance(iterator))
             return elements[0]
         finally:
-            elapsed = both_clocks() - started
+            ended = both_clocks()
+            elapsed = ended - started
+            if meter is not None and (taken := timeline.current) is not None:
+                taken.add(taken.label(meter.node()), "stage", started.real, ended.real)
             self._calls.pop()
             caller.nested += elapsed
             self._num_calls += 1

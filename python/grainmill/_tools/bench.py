@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import itertools
 import os
 import sys
@@ -12,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grainmill import DataLoaderIterator, DatasetIterator, MapDataset
+from grainmill import DataLoaderIterator, DatasetIterator
 from grainmill._dataset.views.statistics import asked_verdict
 from grainmill._tools.bench_plot import svg
 from grainmill._tools.console import (
@@ -24,6 +22,7 @@ from grainmill._tools.console import (
     table,
 )
 from grainmill._tools.processes import Usage
+from grainmill._tools.target import TARGET_HELP, pipeline_of, prints_elsewhere
 
 if TYPE_CHECKING:
     import argparse
@@ -32,10 +31,8 @@ if TYPE_CHECKING:
 # CPU time of other processes counts in ticks of 10 ms.
 _MIN_CPU_S = 0.5
 
-_EXAMPLES = """\
-The attribute is a MapDataset, an IterDataset, a DataLoader or another iterable of elements, or a
-function without arguments that returns one.
-
+_EXAMPLES = f"""\
+{TARGET_HELP}
 examples:
   grainmill bench my_project.data:train_batches
   grainmill bench pipeline.py:ds --seconds 30 --svg throughput.svg
@@ -64,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         check_local("--svg", options.svg)
     if options.warmup < 0 or (options.count is not None and options.count < 1):
         raise CommandError("--warmup must be at least 0, and --count at least 1")
-    with _prints_elsewhere() if options.json else contextlib.nullcontext():
+    with prints_elsewhere() if options.json else contextlib.nullcontext():
         elements = pipeline_of(options.target)
         found = measured(elements, options.seconds, options.count, options.warmup)
     found = {"pipeline": options.target, **found}
@@ -93,20 +90,6 @@ def run(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-@contextlib.contextmanager
-def _prints_elsewhere() -> Iterator[None]:
-    """Makes what the program and its workers print go to standard error."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            os.dup2(2, 1)
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
 def _cpu(seconds: float, cores: float | None) -> str:
     if cores is None:
         return f"about {seconds:.2f} s; too short to say how many cores"
@@ -115,50 +98,6 @@ def _cpu(seconds: float, cores: float | None) -> str:
 
 def _processes(count: int) -> str:
     return "of one process" if count == 1 else f"of {count} processes"
-
-
-def pipeline_of(target: str) -> Any:
-    """The object that `MODULE:ATTRIBUTE` names.
-
-    Raises:
-        CommandError: There is no such module or attribute, or it is not iterable.
-    """
-    name, colon, attribute = target.rpartition(":")
-    if not colon or not name or not attribute:
-        raise CommandError(f"a pipeline is named by MODULE:ATTRIBUTE, got `{target}`")
-    module = _module(name)
-    found: Any = module
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise CommandError(f"{name} has no attribute `{attribute}`")
-        found = getattr(found, part)
-    if callable(found) and not hasattr(found, "__iter__"):
-        found = found()
-    if not hasattr(found, "__iter__") and not hasattr(found, "__getitem__"):
-        raise CommandError(f"{target} is a {type(found).__name__}, which has no elements")
-    return found.to_iter_dataset() if isinstance(found, MapDataset) else found
-
-
-def _module(name: str) -> Any:
-    sys.path.insert(0, str(Path.cwd()))
-    if name.endswith(".py"):
-        path = Path(name)
-        if not path.is_file():
-            raise CommandError(f"{name}: no such file", ExitCode.SYSTEM)
-        sys.path.insert(0, str(path.resolve().parent))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module  # so that worker processes find its functions
-        spec.loader.exec_module(module)
-        return module
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and name.split(".", maxsplit=1)[0] == error.name.split(".")[0]:
-            raise CommandError(f"there is no module `{name}` here or installed") from error
-        raise
 
 
 def measured(elements: Any, seconds: float, max_count: int | None, warmup: int) -> dict[str, Any]:

@@ -29,6 +29,7 @@ COMMANDS = {
     "index": "write an index, so that files open quickly",
     "doctor": "versions, limits of this machine, and what of them matters",
     "bench": "measure a pipeline and say what holds it back",
+    "trace": "write a timeline of a pipeline, for Perfetto",
     "as-grain": "run a program that imports Grain on grainmill",
     "completion": "print a completion file for bash, zsh or fish",
 }

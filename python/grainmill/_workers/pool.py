@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from grainmill._stats import timeline
 from grainmill._stats.stalls import Awaited, Stall
 from grainmill._threads import call_on_new_thread, may_wait
 from grainmill._workers import failures, messages, wire
@@ -152,7 +153,7 @@ class WorkerPool:
         self._unfinished[worker].append(pending)
         remote_slots = self._group.remote_slots[worker]
         slots = remote_slots.take_returned(), remote_slots.take_retired_by_fork()
-        self._send(worker, (pending.number, task, slots))
+        self._send(worker, (pending.number, task, slots, timeline.number_taken()))
         return pending
 
     def _await_space(self, worker: int) -> None:
@@ -340,7 +341,9 @@ class WorkerPool:
     def _handle(self, worker: int, message: Any, files: list[int]) -> None:
         kind, *rest = message
         if kind == "result":
-            number, computed, failed, extra, freed = rest
+            number, computed, failed, extra, freed, events = rest
+            if events is not None and (taken := timeline.current) is not None:
+                taken.add_worker(worker, events)
             pending = self._unfinished[worker].popleft()
             if pending.number != number:
                 raise AssertionError("a worker replies to its tasks in order")

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from grainmill._native import SharedBudget, limit_threads, num_cores
+from grainmill._stats import timeline
 from grainmill._threads import serves_parent
 from grainmill._workers import (
     accelerators,
@@ -215,7 +217,10 @@ class _Channel:
                 else:
                     self._tasks.append(self._receive())
             poll()
-        number, task, slots = self._tasks.popleft() if self._tasks else self._receive()
+        number, task, slots, timeline_number = (
+            self._tasks.popleft() if self._tasks else self._receive()
+        )
+        timeline.follow(timeline_number)
         returned, retired_by_fork = slots
         for slot in retired_by_fork:
             self.arena.retire(self._sent_slots.pop(slot))
@@ -248,7 +253,7 @@ class _Channel:
     def _reply(self, number: int, outcome: Outcome) -> None:
         """Sends the outcome of task `number`."""
         elements, failure = outcome.elements, outcome.failure
-        packed = None
+        packed, started_s = None, time.perf_counter()
         if elements:
             try:
                 packed = messages.pack(elements, self.arena)
@@ -264,7 +269,12 @@ class _Channel:
             serialized = self._serialized(failure, outcome.number(len(elements)))
             packed_failure = messages.pack([serialized], self.arena)
         computed, failed = self._publish_slots(packed), self._publish_slots(packed_failure)
-        self._send(("result", number, computed, failed, outcome.extra, self.arena.take_freed()))
+        events = None
+        if (taken := timeline.current) is not None:
+            taken.add("send", "transfer", started_s, time.perf_counter())
+            events = taken.drain()
+        freed = self.arena.take_freed()
+        self._send(("result", number, computed, failed, outcome.extra, freed, events))
 
     def _serialized(self, failure: BaseException, element: int | None) -> Any:
         if isinstance(failure, SystemExit):

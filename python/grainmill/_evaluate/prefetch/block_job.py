@@ -25,6 +25,7 @@ from grainmill._native import (
     set_index_budget,
     share_index,
 )
+from grainmill._stats import timeline
 from grainmill._stats.meters import Recorder, WorkerReport
 from grainmill._stats.worker_reporter import WorkerReporter
 from grainmill._tree import flatten
@@ -238,7 +239,7 @@ class _PlanRunner:
     ) -> Outcome:
         count = sum(map(len, batches))
         rows = [(len(batch), batch.exact) for batch in batches]
-        elapsed_s, report = self._elapsed_s(count, started_s)
+        elapsed_s, report = self._elapsed_s(task.start, count, started_s)
         row_byte_len, num_concurrent = self.program.row_byte_len, self._num_concurrent
         extra: Extra = (count, elapsed_s, rows, row_byte_len, num_concurrent, report)
         stacked = [batch.batch for batch in batches]
@@ -248,22 +249,25 @@ class _PlanRunner:
         self, task: BlockTask, result: Evaluated, started_s: tuple[float, float]
     ) -> Outcome:
         count = len(result.elements)
-        elapsed_s, report = self._elapsed_s(count, started_s)
+        elapsed_s, report = self._elapsed_s(task.start, count, started_s)
         extra: Extra = (count, elapsed_s, [], 0.0, self._num_concurrent, report)
         return Outcome(result.elements, result.failure, task.start, extra)
 
     def _elapsed_s(
-        self, count: int, started_s: tuple[float, float]
+        self, start: int, count: int, started_s: tuple[float, float]
     ) -> tuple[float, WorkerReport | None]:
         """Seconds since `started_s` by the work clock; and a report, if one is due.
 
         Args:
-            count: How many elements were computed since then.
+            start: The first element that was computed since then.
+            count: How many were.
             started_s: The time, and that of the work clock.
         """
         now_s, elapsed_s = time.perf_counter(), work_clock_s() - started_s[1]
         self._meter.elements += count
         storage_s = max(0.0, now_s - started_s[0] - elapsed_s)
+        if (taken := timeline.current) is not None:
+            taken.add_block(start, count, started_s[0], now_s, storage_s)
         self._meter.computed(elapsed_s, storage_s, elapsed_s)
         return elapsed_s, self.reporter.report(now_s - started_s[0], count)
 

@@ -23,6 +23,7 @@ from grainmill._evaluate.prefetch.thread_pool import Task, ThreadPool
 from grainmill._evaluate.prefetch.tuner import Tuner
 from grainmill._native import waited_s
 from grainmill._plan.closing import closed_error
+from grainmill._stats import timeline
 from grainmill._stats.meters import NO_POOL
 from grainmill._stats.stalls import Awaited, Stall, thread_name_of
 
@@ -299,8 +300,10 @@ class Executor(Blocks):
             result: BlockResult = in_batches(self._program, start, count, self.batch_size)
         else:
             result = [], self._program.run(start, count)
-        storage_s = waited_s() - waited_before_s
-        work_s = time.perf_counter() - started_s - storage_s
+        storage_s, ended_s = waited_s() - waited_before_s, time.perf_counter()
+        work_s = ended_s - started_s - storage_s
+        if (taken := timeline.current) is not None:
+            taken.add_block(start, count, started_s, ended_s, storage_s)
         short_s = min(work_s, tuning.SHORT_BLOCK_S)  # beyond that, it lost its core or the lock
         cpu_s = short_s if is_short else time.thread_time() - cpu_started_s
         self._record_pace(count, work_s)
@@ -338,6 +341,9 @@ class Executor(Blocks):
                 self._stall.check(waiting_since_s)
         finally:
             self._stall.end()
+            if (taken := timeline.current) is not None:
+                waited_until_s = time.perf_counter()
+                taken.add("wait for threads", "wait", waiting_since_s, waited_until_s)
         starved_s = time.perf_counter() - started_s
         self.meter.starved_s += starved_s
         return starved_s
@@ -456,13 +462,14 @@ class Executor(Blocks):
     def _start_block(self, start: int, count: int, *, as_batches: bool) -> None:
         if as_batches and not self._program.waits_for_storage:
             batches = functools.partial(in_batches, self._program, start, count, self.batch_size)
-            block = _Block(start, count, Task(batches, num_records=count * self._num_records), [])
+            task = Task(batches, None, count * self._num_records, (start, count))
+            block = _Block(start, count, task, [])
         else:
             pending = self._program.start_reads(start, count)
             output: list[Any] = []
             batch_size = self.batch_size if as_batches else 0
             elements = functools.partial(_elements, pending, output, batch_size)
-            task = Task(elements, pending.wait, count * self._num_records)
+            task = Task(elements, pending.wait, count * self._num_records, (start, count))
             block = _Block(start, count, task, output, pending.num_reads)
             self._reads_per_element = block.num_reads / count
         self._ahead.add(block)

@@ -10,11 +10,12 @@ import time
 from collections import deque
 from operator import attrgetter
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from grainmill._evaluate.prefetch import tuning
 from grainmill._evaluate.work_clock import work_clock_s
 from grainmill._interrupts import raise_interrupt
+from grainmill._stats import timeline
 from grainmill._stats.meters import PoolUse
 from grainmill._stats.thread_clock import ThreadClock, ThreadTimes
 from grainmill._threads import start_thread
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
+# Shorter waits for storage are not shown: the bytes were there.
+_SHOWN_S: Final = 0.00001
 
 
 def thread_name(number: int) -> str:
@@ -93,6 +96,7 @@ class Task:
         call: What to call.
         prepare: What to call before that, to wait for storage; it does not count as work.
         num_records: How many records its elements are made of.
+        elements: Which elements it computes, for a timeline.
 
     Attributes:
         call: What to call; `None` once cancelled.
@@ -107,6 +111,7 @@ class Task:
     """
 
     __slots__ = (
+        "_elements",
         "_prepare",
         "call",
         "cpu_s",
@@ -124,7 +129,9 @@ class Task:
         call: Callable[[], Any],
         prepare: Callable[[], object] | None = None,
         num_records: int = 0,
+        elements: tuple[int, int] | None = None,
     ) -> None:
+        self._elements = elements
         self.call: Callable[[], Any] | None = call
         self.num_records = num_records
         self._prepare = prepare
@@ -144,7 +151,10 @@ class Task:
                 self._prepare()
             except BaseException as failure:
                 self.failure = failure
-            self.waited_s = time.perf_counter() - started_s
+            ended_s = time.perf_counter()
+            self.waited_s = ended_s - started_s
+            if self.waited_s > _SHOWN_S and (taken := timeline.current) is not None:
+                taken.add("wait for storage", "read", started_s, ended_s)
 
     def run(self) -> bool:
         """Calls `call`, unless cancelled; returns whether nothing failed."""
@@ -158,7 +168,11 @@ class Task:
                 self.failure = failure
             self.cpu_s = time.thread_time() - cpu_started_s
             self.elapsed_s = work_clock_s() - work_started_s
-            self.waited_s += max(0.0, time.perf_counter() - started_s - self.elapsed_s)
+            ended_s = time.perf_counter()
+            waited_s = max(0.0, ended_s - started_s - self.elapsed_s)
+            self.waited_s += waited_s
+            if self._elements is not None and (taken := timeline.current) is not None:
+                taken.add_block(*self._elements, started_s, ended_s, waited_s)
         succeeded = self.failure is None
         self.done.release()
         return succeeded

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from grainmill._evaluate.prefetch.ahead import Ahead
 from grainmill._native import num_cores
 from grainmill._plan.closing import closed_error
+from grainmill._stats import timeline
 from grainmill._stats.thread_clock import ThreadUse
 from grainmill._workers.failures import WorkerError
 from grainmill._workers.pool import PendingResult, WorkerPool
@@ -228,7 +229,10 @@ class WorkerTasks(Ahead[PendingResult]):
             started_s = time.perf_counter()
             awaited = pool.oldest_task(pending.worker) or pending
             result = pool.wait(pending)
-            waited_s = time.perf_counter() - started_s
+            ended_s = time.perf_counter()
+            waited_s = ended_s - started_s
+            if (taken := timeline.current) is not None:
+                taken.add(f"wait for worker {pending.worker}", "wait", started_s, ended_s)
             workers.waited[awaited.plan](waited_s)
             if use is not None:
                 self._recorder.started(self._node, waited_s, use.read())

@@ -16,6 +16,7 @@ from grainmill._iterators.base.cursor import END, Cursor
 from grainmill._iterators.base.position import Position, no_state, state_at
 from grainmill._iterators.metering import PullMeter
 from grainmill._iterators.open import open_plan
+from grainmill._stats import timeline
 from grainmill._stats.meters import WorkerReport
 from grainmill._stats.worker_reporter import WorkerReporter
 from grainmill._workers import messages
@@ -238,7 +239,10 @@ class _PipelineRunner(Runner):
         except BaseException as failure:
             return self._outcome(elements, failure, first, pickled_positions(points))
         self._cursor.release_taken()  # unreferenced arrays are sent without a copy
-        report = self.reporter.report(time.perf_counter() - started_s, len(elements))
+        ended_s = time.perf_counter()
+        if (taken := timeline.current) is not None:
+            taken.add("task", "block", started_s, ended_s, count=len(elements))
+        report = self.reporter.report(ended_s - started_s, len(elements))
         return self._outcome(elements, None, first, pickled, report)
 
     def _compute(
