@@ -1,19 +1,23 @@
 """The commands of `grainmill`: what they print, find, and exit with."""
 
+import itertools
 import json
 import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from record_formats import bagz
 from test_convert import tfrecord, write_tfrecord
 
 import grainmill as grain
 from grainmill import files
 from grainmill._files import formats, tf_example
-from grainmill._tools import completion, console, info
+from grainmill._tools import bench, bench_plot, completion, console, info
 from grainmill._tools.console import ExitCode
 from grainmill._tools.main import COMMANDS, command_parser, main
 from grainmill.array_record import ArrayRecordWriter
@@ -432,6 +436,77 @@ def test_bench_measures_and_draws(tmp_path, capsys, monkeypatch):
         assert call(capsys, "bench", target)[0] == ExitCode.USAGE
     assert call(capsys, "bench", "pipeline_to_bench.py:not_one")[0] == ExitCode.USAGE
     assert call(capsys, "bench", "missing.py:x")[0] == ExitCode.SYSTEM
+
+
+def test_bench_compares_pipelines(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("to_compare.py").write_text(
+        "import numpy as np, grainmill as grain\n"
+        "print('printed')\n"
+        "ds = grain.MapDataset.range(100).map(lambda n: np.full(10, n))\n"
+        "def batches():\n"
+        "    return ds.batch(10)\n"
+        "fails = 5\n",
+        "utf-8",
+    )
+    targets = ["to_compare.py:ds", "to_compare.py:batches"]
+    files = ["--svg", "plot.svg", "--html", "page.html"]
+    assert call(capfd, "bench", *targets, *files, "--json")[0] == 0
+    code, out, err = call(capfd, "bench", *targets, "--json", "-n", "5")
+    assert code == 0, err
+    found = json.loads(out)["pipelines"]
+    assert [each["pipeline"] for each in found] == targets
+    assert [each["elements"] for each in found] == [5, 5]
+    assert len({each["pid"] for each in found}) == 2
+    drawn = ElementTree.parse("plot.svg").getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(drawn.findall(f"{space}polyline")) == 4
+    page = Path("page.html").read_text("utf-8")
+    assert Path("plot.svg").read_text("utf-8") in page
+    assert "href" not in page
+    assert "src" not in page
+    code, out, err = call(capfd, "bench", *targets)
+    assert out.splitlines()[0].split() == targets
+    assert "printed" in err
+    assert call(capfd, "bench", targets[0], "to_compare.py:fails")[0] == ExitCode.USAGE
+
+
+@given(st.lists(st.floats(1e-6, 0.3), max_size=300))
+def test_rates_are_of_50_ms_at_least_and_leave_out_no_element(waits):
+    ends = list(itertools.accumulate(waits))
+    found = bench.rates(ends)
+    assert len(found) <= 100
+    times = [0.0, *(at for at, _ in found)]
+    widths = [after - before for before, after in itertools.pairwise(times)]
+    assert all(width >= bench._MIN_BIN_S - 1e-3 for width in widths) or len(found) == 1
+    if ends:
+        assert times[-1] == pytest.approx(ends[-1], abs=1e-3)
+        elements = sum(rate * width for (_, rate), width in zip(found, widths, strict=True))
+        if ends[-1] >= bench._MIN_BIN_S:  # times are rounded
+            assert elements == pytest.approx(len(ends), rel=0.01)
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=300))
+def test_percentiles_are_those_of_numpy(waits):
+    found = bench.percentiles(waits)
+    for name, share in {"p50": 50, "p99": 99, "max": 100}.items():
+        expected = np.percentile(waits, share, method="inverted_cdf")
+        assert found[name] == pytest.approx(expected, abs=1e-8)
+
+
+def test_nothing_is_known_of_no_elements():
+    assert (bench.percentiles([]), bench.rates([])) == ({}, [])
+
+
+@given(st.floats(1e-3, 1e12))
+def test_ticks_are_round(end):
+    found = bench_plot.ticks(end)
+    step = found[1]
+    assert f"{step:e}"[0] in "125"
+    assert float(f"{step:.0e}") == pytest.approx(step)
+    assert 3 <= len(found) <= 8
+    assert found[0] == 0
+    assert found[-2] < end <= found[-1] * (1 + 1e-6)
 
 
 def test_as_grain_runs_a_program(tmp_path):

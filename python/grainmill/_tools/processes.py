@@ -19,10 +19,11 @@ class Usage:
     Attributes:
         peak_bytes: The most memory at a sample, all processes together.
         max_processes: The most processes at a sample.
+        memory_bytes: The memory at the last sample.
     """
 
     def __init__(self) -> None:
-        self.peak_bytes = 0
+        self.peak_bytes = self.memory_bytes = 0
         self.max_processes = 1
         self._cpu: dict[int, float] = {}
         self.sample()
@@ -37,6 +38,7 @@ class Usage:
         if memory == 0 and resource is not None:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             memory = peak if sys.platform == "darwin" else peak * 1024
+        self.memory_bytes = memory
         self.peak_bytes = max(self.peak_bytes, memory)
         self.max_processes = max(self.max_processes, len(found))
 
