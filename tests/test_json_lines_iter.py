@@ -5,7 +5,10 @@ import gzip
 import itertools
 import json
 import lzma
+import os
 import random
+import subprocess
+import sys
 import zlib
 
 import hypothesis
@@ -215,6 +218,23 @@ def test_a_dictionary_that_takes_too_much_memory_is_refused(tmp_path):
             continue
         with pytest.raises(grain.GrainmillError, match="dictionary of xz needs more than 256 MiB"):
             list(JsonLinesIterDataset(path))
+
+
+@pytest.mark.parametrize("how", ["zstd", "xz", "bzip2"])
+def test_a_small_file_that_decompresses_to_a_long_line_is_refused(tmp_path, how):
+    path = written(tmp_path, b"x" * (20 << 20), how)
+    assert path.stat().st_size < 100_000
+    code = "import sys, grainmill; next(iter(grainmill.sources.JsonLinesIterDataset(sys.argv[1])))"
+    for limit, is_refused in ((1 << 20, True), (30 << 20, False)):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(path)],
+            env=dict(os.environ, GRAINMILL_MAX_RECORD_BYTES=str(limit)),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode != 0) == is_refused, done.stderr
+        assert ("GRAINMILL_MAX_RECORD_BYTES" in done.stderr) == is_refused
 
 
 def test_what_other_programs_write_is_read(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import threading
 import time
 from collections import defaultdict
 
@@ -15,6 +16,7 @@ import grainmill as grain
 from grainmill import MapDataset, ReadOptions
 from grainmill._evaluate.prefetch.thread_pool import NumberedThread, Turns
 from grainmill._stats import meters, timeline
+from grainmill._stats.trace_file import text_of
 from grainmill._tools import main
 
 pytestmark = pytest.mark.better_than_grain("traces are ours")
@@ -222,7 +224,7 @@ def test_worker_sends_names_and_events_once():
     for each in sent:
         parent.add_worker(3, each._replace(pid=7, number=parent.number))
         parent.add_worker(4, each._replace(pid=8, number=parent.number - 1))  # came too late
-    found = json.loads(parent.text())
+    found = json.loads(text_of(parent))
     assert found["otherData"]["dropped_events"] == 4 + 2
     (process,) = [
         event["args"]["name"]
@@ -245,7 +247,7 @@ def calls():
 @given(st.lists(calls(), max_size=6), st.floats(0, 1e6))
 def test_nested_calls_are_nested_slices(trees, start_s):
     taken = timeline.Timeline()
-    taken._started_s = start_s
+    taken.started_s = start_s
 
     def run(tree, now_s):
         gap_s, inner = tree
@@ -258,7 +260,7 @@ def test_nested_calls_are_nested_slices(trees, start_s):
     now_s = start_s
     for tree in trees:
         now_s = run(tree, now_s)
-    assert not overlaps(json.loads(taken.text())["traceEvents"])
+    assert not overlaps(json.loads(text_of(taken))["traceEvents"])
 
 
 def test_file_is_written_after_an_exception(tmp_path):
@@ -305,7 +307,7 @@ def test_threads_of_a_pool_take_no_turns_because_of_a_trace():
     assert not turns.are_taken
     names = [
         event["args"]["name"]
-        for event in json.loads(taken.text())["traceEvents"]
+        for event in json.loads(text_of(taken))["traceEvents"]
         if event["name"] == "thread_name"
     ]
     assert names == ["numbered"]
@@ -316,7 +318,7 @@ def test_slices_that_take_too_little_are_left_out_until_they_add_up():
     for _ in range(100):
         taken.add_next(1, 1.0, 1.0 + timeline._LEAST_S / 10 * 1.01)
         taken.add_block(0, 1, 1.0, 1.0 + timeline._LEAST_S * 1.01, 0.5e-6)
-    events = json.loads(taken.text())["traceEvents"]
+    events = json.loads(text_of(taken))["traceEvents"]
     assert len(slices(events, "consumer")) == 10
     assert len(slices(events, "block")) == 100
 
@@ -347,3 +349,22 @@ def test_command_writes_a_trace(tmp_path, capfd, monkeypatch):
     assert main.main([*command, "--seconds", "0"]) == 2
     assert main.main(["trace", "program_to_trace.py:ds", "-o", "s3://bucket/x"]) == 2
     assert main.main(["trace", "program_to_trace.py:ds", "-o", "missing/x"]) == 3
+
+
+def test_threads_that_name_slices_at_the_same_time_keep_their_names():
+    taken, start = timeline.Timeline(), threading.Barrier(8)
+
+    def add_some(thread):
+        start.wait()
+        for number in range(200):
+            taken.add(f"{thread} {number}", "block", 0.0, 1.0, first=number, count=thread)
+
+    threads = [threading.Thread(target=add_some, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = slices(json.loads(text_of(taken))["traceEvents"], "block")
+    assert len(found) == 8 * 200
+    for event in found:
+        assert event["name"] == f"{event['args']['elements']} {event['args']['first']}"

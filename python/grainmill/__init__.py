@@ -37,11 +37,11 @@ from grainmill._native import GrainmillError, __version__
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.options import ReadOptions
 from grainmill._plan.settings import config
-from grainmill._stats.timeline import trace
 
 if TYPE_CHECKING:
     from grainmill._loader.data_loader import DataLoader, DataLoaderIterator, load
     from grainmill._loader.record import Record, RecordMetadata
+    from grainmill._stats.trace_file import trace
     from grainmill._workers.failures import WorkerError
 else:
     # The modules that these names come from are imported when the names are used: together, they
@@ -51,6 +51,7 @@ else:
         {
             "grainmill._loader.data_loader": ["DataLoader", "DataLoaderIterator", "load"],
             "grainmill._loader.record": ["Record", "RecordMetadata"],
+            "grainmill._stats.trace_file": ["trace"],
             "grainmill._workers.failures": ["WorkerError"],
         },
     )

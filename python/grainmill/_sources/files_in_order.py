@@ -11,8 +11,6 @@ from grainmill._interrupts import raise_interrupt
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from grainmill._native import RecordCursor
-
 _OFFSET, _START = "reader_offset", "decompress_from"
 
 
@@ -74,14 +72,16 @@ class FilesIterator(DatasetIterator[bytes]):
         self._records.set_state(in_file)
 
 
-def state_of(offset: int, cursor: RecordCursor | None) -> dict[str, Any]:
+def state_of(offset: int, stored: int = 0, decompressed: int = 0) -> dict[str, Any]:
     """The state of a reader whose next record begins at byte `offset` of the decompressed file.
 
-    Of a compressed file that does not begin to be decompressed at its first byte to get there, it
-    says where it does.
+    It says where decompression begins to get there, unless that is at the first byte of the file:
+    at byte `stored`, which has what is at byte `decompressed` of the decompressed one.
     """
-    stored, decompressed = cursor.start() if cursor else (0, 0)
-    return {_OFFSET: offset, **({_START: [stored, decompressed]} if stored else {})}
+    state: dict[str, Any] = {_OFFSET: offset}
+    if stored:
+        state[_START] = [stored, decompressed]
+    return state
 
 
 def position_of(state: dict[str, Any]) -> tuple[int, tuple[int, int] | None]:

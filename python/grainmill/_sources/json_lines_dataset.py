@@ -84,7 +84,7 @@ class _LinesIterator(DatasetIterator[bytes]):
 
     def get_state(self) -> dict[str, Any]:
         """Returns the offset of the next line, and where decompression begins to get there."""
-        return state_of(self._cursor.tell(), self._cursor)
+        return state_of(*self._cursor.place())
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues at a line.

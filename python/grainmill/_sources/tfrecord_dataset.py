@@ -91,7 +91,8 @@ class _TFRecordDatasetIterator(DatasetIterator[bytes]):
 
     def get_state(self) -> dict[str, Any]:
         """Returns the offset of the next record."""
-        return state_of(self._reader.tell(), self._reader.cursor)
+        cursor = getattr(self._reader, "cursor", None)
+        return state_of(*cursor.place()) if cursor else state_of(self._reader.tell())
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues at a record.
@@ -102,7 +103,9 @@ class _TFRecordDatasetIterator(DatasetIterator[bytes]):
         Raises:
             ValueError: The offset is negative.
         """
-        self._reader.seek(*position_of(state))
+        offset, start = position_of(state)
+        # Readers of programs have one argument.
+        self._reader.seek(*((offset,) if start is None else (offset, start)))
 
 
 class _TFRecordReader:

@@ -353,8 +353,12 @@ fn cases() -> Vec<Case> {
         case("tfrecord in order", (Read::InOrder(|| Box::new(TfRecord)), frames.clone()), true),
         case("tfrecord gzip in order", (Read::InOrder(|| Box::new(TfRecord)), gzip(&frames)), true),
         case("tfrecord zlib in order", (Read::InOrder(|| Box::new(TfRecord)), zlib(&frames)), true),
-        case("lines xz in order", (Read::InOrder(|| Box::new(JsonLines)), xz(&lines)), true),
-        case("lines bzip2 in order", (Read::InOrder(|| Box::new(JsonLines)), bzip2(&lines)), true),
+        case("tfrecord xz in order", (Read::InOrder(|| Box::new(TfRecord)), xz(&frames)), true),
+        case(
+            "tfrecord bzip2 in order",
+            (Read::InOrder(|| Box::new(TfRecord)), bzip2(&frames)),
+            true,
+        ),
         case("lines in order", (Read::InOrder(|| Box::new(JsonLines)), lines), false),
     ]
 }

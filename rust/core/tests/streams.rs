@@ -263,7 +263,7 @@ proptest! {
 #[test]
 fn a_state_names_where_decompression_can_start() {
     let records: Vec<Vec<u8>> = (0..600_usize)
-        .map(|n| (0..n % 900).map(|at| (n * at >> 3).to_le_bytes()[0]).collect())
+        .map(|n| (0..n % 900).map(|at| ((n * at) >> 3).to_le_bytes()[0]).collect())
         .collect();
     // That of zlib has one stream.
     for compression in ALL.into_iter().filter(|&each| each != Compression::Zlib) {

@@ -77,11 +77,14 @@ impl PyRecordCursor {
         wait_for(py, || Ok(lock(&self.cursor)?.tell()))
     }
 
-    /// Where decompression can start to get the next record: a byte of the file, and of what it
-    /// decompresses to.
-    fn start(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        let start = wait_for(py, || Ok(lock(&self.cursor)?.start()))?;
-        Ok((start.stored, start.decompressed))
+    /// What `tell` returns, and where decompression can start to get there: a byte of the file, and of
+    /// what it decompresses to.
+    fn place(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
+        wait_for(py, || {
+            let cursor = lock(&self.cursor)?;
+            let start = cursor.start();
+            Ok((cursor.tell(), start.stored, start.decompressed))
+        })
     }
 
     /// Makes the record that begins at byte `offset` the next one; decompression begins at `start`.

@@ -50,6 +50,7 @@ impl<T> TryOnce<T> {
 mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
 
     use super::*;
     use crate::Error;
@@ -57,30 +58,28 @@ mod tests {
     #[test]
     fn one_thread_makes_the_value_and_after_a_failure_another_does() {
         let (cells, both) = ([TryOnce::default(), TryOnce::default()], Barrier::new(2));
-        let num_made = AtomicUsize::new(0);
-        let make = |is_first: bool| {
-            if is_first {
-                both.wait(); // values of different cells are made at the same time
-            }
-            std::thread::yield_now();
-            match num_made.fetch_add(1, Ordering::Relaxed) {
-                0 | 1 => Err(Error::OutOfRange("none yet".to_owned())),
-                number => Ok(number),
-            }
+        let fail = || {
+            both.wait(); // those of different cells are made at the same time
+            Err(Error::OutOfRange("none yet".to_owned()))
         };
-        let outcomes: Vec<_> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..16)
-                .map(|number| {
-                    let (cell, make) = (&cells[number % 2], &make);
-                    scope.spawn(move || cell.get_or_make(|| make(number < 2)).ok())
-                })
-                .collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        std::thread::scope(|scope| {
+            for cell in &cells {
+                scope.spawn(move || {
+                    assert!(cell.get_or_make(fail).is_err() && cell.get().is_none());
+                });
+            }
         });
-        for (number, outcome) in outcomes.iter().enumerate() {
-            assert!(outcome.is_none_or(|value| cells[number % 2].get() == Some(value)));
-        }
-        assert_eq!(outcomes.iter().filter(|outcome| outcome.is_none()).count(), 2);
-        assert_eq!(num_made.into_inner(), 4, "two failures, and each value once");
+        let num_made = AtomicUsize::new(0);
+        let make = || {
+            let number = num_made.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(10)); // others come meanwhile
+            Ok(number)
+        };
+        std::thread::scope(|scope| {
+            for cell in cells.iter().cycle().take(16) {
+                scope.spawn(move || assert_eq!(cell.get_or_make(make).ok(), cell.get()));
+            }
+        });
+        assert_eq!(num_made.into_inner(), 2, "each value once");
     }
 }

@@ -51,7 +51,7 @@ const MAX_RECORDS: u64 = 1 << 16;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 23] = [
+pub(crate) const TARGETS: [Target; 24] = [
     ("file", file),
     ("chunks", chunks),
     ("headers", headers),
