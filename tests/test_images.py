@@ -87,6 +87,7 @@ def test_channels_as_stored():
     found = {name: DecodeImage(channels=None).map(data).shape[2] for name, data in FILES.items()}
     gray = {"gray.jpg", "gray_progressive.jpg", "gray.png", "gray_16.png", "bits_1.png"}
     others = {"gray_alpha.png": 2, "rgba.png": 4, "palette_alpha.png": 4}
+    others |= {"lossy_alpha.webp": 4, "lossless_alpha.webp": 4, "interlaced.gif": 4}
     assert found == {name: 1 if name in gray else others.get(name, 3) for name in FILES}
 
 
@@ -475,8 +476,8 @@ def test_pipeline_of_batches_in_workers():
 
 
 def test_error_in_pipeline_is_that_of_the_decoder():
-    source = grain.MapDataset.source([FILES["gray.jpg"], b"GIF89a.."])
-    with pytest.raises(_native.GrainmillError, match="neither JPEG nor PNG"):
+    source = grain.MapDataset.source([FILES["gray.jpg"], b"BM......"])
+    with pytest.raises(_native.GrainmillError, match="neither JPEG, PNG, WebP nor GIF"):
         list(source.map(DecodeImage()))
 
 
@@ -646,9 +647,9 @@ def test_flipped_bits_are_errors_or_pixels(name):
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"", "it is neither JPEG nor PNG: 0 bytes"),
-        (b"GIF89a", "neither JPEG nor PNG"),
-        (b"RIFF\0\0\0\0WEBP", "neither JPEG nor PNG"),
+        (b"", "it is neither JPEG, PNG, WebP nor GIF: 0 bytes"),
+        (b"GIF88a", "neither JPEG, PNG, WebP nor GIF"),
+        (b"RIFF\0\0\0\0WEBQ", "neither JPEG, PNG, WebP nor GIF"),
         (b"\xff\xd8", "JPEG image: byte 2: the file ends before the image does"),
         (b"\xff\xd8\xff\xd9", "there is no frame"),
         (b"\xff\xd8\xff\xc0\0\x0b\x08\0\0\0\1\1\1\x11\0", "the image has 1 x 0 pixels"),

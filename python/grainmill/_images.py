@@ -105,13 +105,13 @@ class _Decoder(OfEngine):
 
 
 class DecodeImage(_Decoder, Map):
-    """Decodes JPEG and PNG images to arrays of dtype uint8 and shape [height, width, channels].
+    """Decodes JPEG, PNG, WebP and GIF images to uint8 arrays of shape [height, width, channels].
 
     Give it to `ds.map`, `ds.apply` or `DataLoader`. It runs without the interpreter lock, so
     threads decode in parallel, and computes only the pixels that it returns: what lies outside of a
-    crop is read, since it must be, but not decoded. Pixels are those of PIL (which uses
-    libjpeg-turbo), byte by byte, except that `channels=1` takes a JPEG's own brightness, as PIL's
-    `draft` and TensorFlow do. See `DecodeRandomCrop` for random crops.
+    crop is read, since it must be, but of JPEG and PNG not decoded. Pixels are those of PIL (which
+    uses libjpeg-turbo and libwebp), byte by byte, except that `channels=1` takes a JPEG's own
+    brightness, as PIL's `draft` and TensorFlow do. See `DecodeRandomCrop` for random crops.
 
     Args:
         feature: Where elements are dicts, the key of the bytes, which the array replaces. None:
@@ -135,8 +135,8 @@ class DecodeImage(_Decoder, Map):
         exif_orientation: Whether to turn the image upright as EXIF says, or XMP where EXIF says
             nothing, like PIL's `exif_transpose`. `crop` and `size` are those of the upright image.
         max_pixels: Larger images are errors, before memory is allocated for them.
-        allow_damaged: Whether the rest of an image that was cut short or damaged is gray (JPEG)
-            or black (PNG), instead of an error.
+        allow_damaged: Whether the rest of an image that was cut short or damaged is gray (JPEG),
+            black (PNG) or of its first colour (GIF), instead of an error; of WebP, all is black.
 
     Raises:
         ValueError: An argument is invalid, or `crop` or `fraction` does not go with the others.
@@ -254,7 +254,7 @@ class DecodeImage(_Decoder, Map):
 
 
 class DecodeRandomCrop(_Decoder, RandomMap):
-    """Decodes a random rectangle of JPEG and PNG images, resized to one size.
+    """Decodes a random rectangle of images, resized to one size.
 
     The crop is that of the Inception papers, as torchvision's `RandomResizedCrop` draws it: an area
     and a ratio of sides, up to ten times until they fit. Give it to `ds.random_map`, `ds.apply` or

@@ -1,16 +1,18 @@
-//! Decodes JPEG and PNG images to 8-bit pixels: a region of them, turned upright, resized.
+//! Decodes JPEG, PNG, WebP and GIF images to 8-bit pixels: a region of them, turned upright, resized.
 //!
-//! `size` reads the headers only, so that a caller can choose a region; `decode` decodes no more
-//! than that region needs. Pixels equal those of libjpeg-turbo and PIL; see the modules.
+//! `size` reads the headers only, so that a caller can choose a region; `decode` decodes no more of JPEG
+//! and PNG than that region needs. Pixels equal those of libjpeg-turbo, libwebp and PIL; see the modules.
 #![expect(clippy::inline_always, reason = "what is not inlined is not compiled for the processor")]
 
 mod common;
+mod gif;
 mod jpeg;
 mod orientation;
 mod pixels;
 mod png;
 mod resize;
 mod simd;
+mod webp;
 
 use grainmill_core::{Error, Result};
 
@@ -39,10 +41,14 @@ fn header(file: &[u8], options: &Options) -> Result<Header> {
         jpeg::header(file)?
     } else if png::is_png(file) {
         png::header(file)?
+    } else if webp::is_webp(file) {
+        webp::header(file)?
+    } else if gif::is_gif(file) {
+        gif::header(file)?
     } else {
         let start = &file[..file.len().min(8)];
         let problem = format!(
-            "it is neither JPEG nor PNG: {} bytes that start with {start:02x?}",
+            "it is neither JPEG, PNG, WebP nor GIF: {} bytes that start with {start:02x?}",
             file.len()
         );
         return Err(Error::Corrupt { path: "image".into(), place: "byte 0".into(), problem });
@@ -108,8 +114,12 @@ pub fn decode(
     let (x, y) = (scaled(x), scaled(y));
     let pixels = if jpeg::is_jpeg(file) {
         jpeg::decode(file, (&x, &y), eighths, options)?
-    } else {
+    } else if png::is_png(file) {
         png::decode(file, (&x, &y), options)?
+    } else if webp::is_webp(file) {
+        webp::decode(file, (&x, &y), options)?
+    } else {
+        gif::decode(file, (&x, &y), options)?
     };
     let pixels = orientation::upright(pixels, orientation)?;
     match size {

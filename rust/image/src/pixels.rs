@@ -1,7 +1,9 @@
 //! Pixels in memory, and conversions between numbers of channels with the results of PIL.
 
+use std::ops::Range;
+
 use grainmill_core::Result;
-use grainmill_core::try_alloc::try_defaults;
+use grainmill_core::try_alloc::{try_defaults, try_with_capacity};
 
 /// An image of 8-bit values: row by row, the channels of a pixel side by side.
 ///
@@ -28,6 +30,20 @@ impl Pixels {
         let mut bytes = try_defaults(byte_len, || "the pixels of an image".into())?;
         convert_row(&self.bytes, self.channels, channels, &mut bytes);
         Ok(Self { channels, bytes, ..self })
+    }
+
+    /// The pixels in columns `x` and rows `y`.
+    pub(crate) fn cropped(self, x: &Range<usize>, y: &Range<usize>) -> Result<Self> {
+        if x.len() == self.width && y.len() == self.height {
+            return Ok(self);
+        }
+        let byte_len = x.len() * y.len() * self.channels;
+        let mut bytes = try_with_capacity(byte_len, || "the pixels of an image".into())?;
+        let rows = self.bytes.chunks_exact(self.width * self.channels);
+        for row in rows.skip(y.start).take(y.len()) {
+            bytes.extend_from_slice(&row[x.start * self.channels..x.end * self.channels]);
+        }
+        Ok(Self { width: x.len(), height: y.len(), bytes, ..self })
     }
 
     /// Whether a channel is alpha and some pixel is not opaque.

@@ -19,7 +19,7 @@ const MIN_SHARE_LEN: usize = 4 << 10;
 /// The first row and column, the height and the width of a rectangle.
 type Crop = (usize, usize, usize, usize);
 
-/// How to decode images: JPEG and PNG to arrays of bytes.
+/// How to decode images: JPEG, PNG, WebP and GIF to arrays of bytes.
 #[pyclass(frozen, name = "ImageDecoder", module = "grainmill._native")]
 pub(crate) struct PyImageDecoder(Options);
 
