@@ -102,7 +102,7 @@ LATE_IMPORTS = {
     "_workers/limits.py": {"select", "socket"},
     "_dataset/views/observers.py": {"grainmill._stats.drawing"},
     # So does what only some programs use: checkpoints and named shared memory.
-    "_dataset/iterator.py": {"grainmill._checkpoint"},
+    "_dataset/iterator.py": {"grainmill._checkpoint", "grainmill._dataset.views.running"},
     "_dataset/shared_batches.py": {"grainmill.shared_memory_array"},
     "multiprocessing.py": {"grainmill"},
     "sources.py": {"grainmill._index_file", "grainmill._sources.tfds"},

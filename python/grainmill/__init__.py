@@ -39,6 +39,7 @@ from grainmill._plan.options import ReadOptions
 from grainmill._plan.settings import config
 
 if TYPE_CHECKING:
+    from grainmill._dataset.views.watch import watch
     from grainmill._loader.data_loader import DataLoader, DataLoaderIterator, load
     from grainmill._loader.record import Record, RecordMetadata
     from grainmill._stats.trace_file import trace
@@ -49,6 +50,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "grainmill._dataset.views.watch": ["watch"],
             "grainmill._loader.data_loader": ["DataLoader", "DataLoaderIterator", "load"],
             "grainmill._loader.record": ["Record", "RecordMetadata"],
             "grainmill._stats.trace_file": ["trace"],
@@ -88,4 +90,5 @@ __all__ = [
     "sources",
     "trace",
     "transforms",
+    "watch",
 ]

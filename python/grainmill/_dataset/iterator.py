@@ -351,6 +351,18 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
             return self._name
         return str(self._node).replace("IterDataset", "DatasetIterator", 1)
 
+    def __repr__(self) -> str:
+        """One line: the last stage, how many elements were delivered, and how fast."""
+        from grainmill._dataset.views.running import line_of  # noqa: PLC0415
+
+        return line_of(self)
+
+    def _repr_html_(self) -> str | None:
+        """The stages with their times as a table; notebooks call this."""
+        from grainmill._dataset.views.running import html_of  # noqa: PLC0415
+
+        return None if self._node is None else html_of(self)
+
     def __next__(self) -> T_co:  # noqa: PLR0912 - a call for each branch would cost too much
         while True:
             waiting = self._waiting

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import html
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from grainmill import _native
 from grainmill._dataset.iterator import iterator_over
 from grainmill._dataset.views.stage_facts import joined_length, place_of, runs_in, state_of
+from grainmill._dataset.views.titles import name_of, several, spec_text, title
 from grainmill._dataset.with_read_options import with_read_options
 from grainmill._iterators.read import read
-from grainmill._plan import random_access
-from grainmill._plan.node import MapNode, Node, transform_name
+from grainmill._plan.node import MapNode, Node
 from grainmill._plan.options import ReadOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 # Longer chains are shown without their middle, and of more parts than that only the first is.
 _MAX_STAGES = 24
 _MAX_PARTS = 1000
 _MAX_KINDS = 8
 _MAX_DEPTH = 8
-_MAX_VALUE_LEN = 80
-_MAX_ITEMS = 6
-
-_HIDDEN = {
-    *("parents", "added_at", "length", "function", "with_parents", "dataset", "datasets"),
-    *("wraps", "first_number", "number_step"),
-}
 
 
 class Stage(NamedTuple):
@@ -133,7 +121,7 @@ def described(node: Node, kind: str, *, read_elements: bool) -> Description:
             where = ", ".join(filter(None, (runs_in(stage.node), places[key])))
             facts = (
                 f"{lengths[key]} elements, {access}; computed in {where}",
-                f"elements: {_spec(specs.of(stage.node))}",
+                f"elements: {spec_text(specs.of(stage.node))}",
             )
             if state_of(stage.node):
                 states.append(f"{state_of(stage.node)} (stage {number})")
@@ -143,7 +131,7 @@ def described(node: Node, kind: str, *, read_elements: bool) -> Description:
     seen = {id(stage.node) for stage in stages}
     hidden = sum(id(step) not in seen and bool(state_of(step)) for step in node.walk())
     if hidden:
-        states.append(f"the positions of {_several(hidden, 'stage')} not shown")
+        states.append(f"the positions of {several(hidden, 'stage')} not shown")
     return Description(kind, described_stages, f"State: {'; '.join(states) or 'nothing'}.")
 
 
@@ -155,10 +143,6 @@ def _engine() -> str:
     if missing := sorted({"buckets", "images", "parquet"} - set(_native.features)):
         facts.append(f"without {', '.join(missing)}")
     return f"Engine: {', '.join(facts)}."
-
-
-def _several(count: int, name: str) -> str:
-    return f"{count:,} {name}{'s' if count > 1 else ''}"
 
 
 _UNKNOWN = LookupError("not known before one is computed")
@@ -230,7 +214,7 @@ class _Outline:
             chain.append(chain[-1].parents[0])
         first = chain[-1]
         if depth >= _MAX_DEPTH:
-            yield Stage(depth, f"... {_several(len(chain), 'stage')} ...", None)
+            yield Stage(depth, f"... {several(len(chain), 'stage')} ...", None)
             return
         if first.parents:
             yield from self._parts(first.parents, depth)
@@ -243,7 +227,7 @@ class _Outline:
         if end < len(chain):
             left_out = chain[end:-end]
             counts = _counted(left_out)
-            yield Stage(depth, f"... {_several(len(left_out), 'more stage')}: {counts} ...", None)
+            yield Stage(depth, f"... {several(len(left_out), 'more stage')}: {counts} ...", None)
             for step in chain[-end:]:
                 yield Stage(depth, title(step), step)
 
@@ -259,7 +243,7 @@ class _Outline:
             yield from self.chain(parents[numbers[0]], depth + 2)
         left_out = len(groups) - _MAX_KINDS
         if left_out > 0:
-            text = f"... parts with {_several(left_out, 'other list')} of stages ..."
+            text = f"... parts with {several(left_out, 'other list')} of stages ..."
             yield Stage(depth + 1, text, None)
         if len(parents) > _MAX_PARTS:
             yield Stage(depth + 1, f"... {len(parents) - _MAX_PARTS:,} more parts ...", None)
@@ -279,106 +263,17 @@ class _Outline:
 
 
 def _counted(nodes: list[Node]) -> str:
-    kinds = Counter(_name(node) for node in nodes).most_common(_MAX_KINDS)
+    kinds = Counter(name_of(node) for node in nodes).most_common(_MAX_KINDS)
     return ", ".join(f"{count} {name}" for name, count in kinds)
 
 
 def _kind(node: Node) -> tuple[Any, ...]:
     """Equal for parts with the same stages."""
-    kinds: list[Any] = [_name(node)]
+    kinds: list[Any] = [name_of(node)]
     while len(node.parents) == 1:
         node = node.parents[0]
-        kinds.append(_name(node))
+        kinds.append(name_of(node))
     return (*kinds, len(node.parents))
-
-
-def _name(node: Node) -> str:
-    return node.dataset_name or str(node)
-
-
-def title(node: Node) -> str:
-    """The name of a stage with its parameters."""
-    if isinstance(node, random_access.Range) or node.reads:
-        return str(node)
-    if isinstance(node, random_access.Slice):
-        return f"SliceMapDataset[{node.start}:{node.stop}:{node.step}]"
-    values = {
-        field.name: getattr(node, field.name)
-        for field in dataclasses.fields(node)
-        if field.name not in _HIDDEN
-    }
-    if isinstance(node, random_access.Source):
-        values["source"] = _Text(_source(node.source))
-    if node.opens is not None:
-        values = {"datasets": _Text(f"{len(node.opens):,} datasets"), **values}
-    if len(node.parents) > 1:
-        values = {"parts": len(node.parents), **values}
-    arguments = ", ".join(
-        f"{name.removeprefix('own_')}={_value(value)}"
-        for name, value in values.items()
-        if value is not None and value != ()
-    )
-    return f"{_name(node)}({arguments})" if arguments else _name(node)
-
-
-class _Text(str):
-    """Shown as it is."""
-
-    __slots__ = ()
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, _Text):
-        return value
-    if isinstance(value, Mapping | list | tuple | set | frozenset):
-        return _items(value)
-    if isinstance(value, np.ndarray):
-        return _spec(value)
-    if type(value).__module__.startswith("grainmill._plan"):  # options
-        return repr(value)
-    if isinstance(value, int | float | str | bytes | enum.Enum):
-        text = repr(value)
-        return text if len(text) <= _MAX_VALUE_LEN else f"{text[: _MAX_VALUE_LEN - 3]}..."
-    return transform_name(value) if callable(value) else type(value).__name__
-
-
-def _items(values: Any) -> str:
-    """The first items of a collection."""
-    if isinstance(values, Mapping):
-        items = [f"{key!r}: {_value(value)}" for key, value in list(values.items())[:_MAX_ITEMS]]
-    else:
-        items = [_value(value) for value in list(values)[:_MAX_ITEMS]]
-    if len(values) > _MAX_ITEMS:
-        items.append(f"... {len(values):,} in all")
-    left, right = "()" if isinstance(values, tuple) else "[]" if isinstance(values, list) else "{}"
-    return f"{left}{', '.join(items)}{right}"
-
-
-def _source(source: Any) -> str:
-    """A source by its type; users' `__repr__` may be slow, or print all records."""
-    name = type(source).__name__
-    if type(source).__module__ == "grainmill.sources":
-        text = repr(source)
-        return text if len(text) <= _MAX_VALUE_LEN else f"{name}, {len(source):,} records"
-    return name
-
-
-def _spec(spec: Any) -> str:
-    """The structure of an element, with dtype and shape of each leaf, or that it is unknown."""
-    if isinstance(spec, BaseException):
-        return str(spec).partition("\n")[0]
-    if isinstance(spec, Mapping):
-        return "{" + ", ".join(f"{key!r}: {_spec(value)}" for key, value in spec.items()) + "}"
-    if isinstance(spec, list | tuple) and not hasattr(spec, "dtype"):
-        parts = [_spec(value) for value in list(spec)[:_MAX_ITEMS]]
-        more = [f"... {len(spec):,} in all"] if len(spec) > _MAX_ITEMS else []
-        left, right = "[]" if isinstance(spec, list) else "()"
-        return left + ", ".join([*parts, *more]) + right
-    shape, dtype = getattr(spec, "shape", None), getattr(spec, "dtype", None)
-    if shape is None or dtype is None:
-        return type(spec).__name__
-    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    return f"{name}[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
 _BOX = (

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from grainmill._dataset.iterator import get_next_index
+from grainmill._dataset.views.stage_facts import length_of
 from grainmill._interrupts import raise_interrupt
 from grainmill._plan.random_access import PRACTICALLY_ENDLESS
 
@@ -173,14 +174,22 @@ def progress(
         >>> "5/5" in bar.getvalue()
         True
     """
-    if total is None:
-        try:
-            total = len(iterable)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError) as failure:
-            raise_interrupt(failure)
-            total = None
-        total = None if total is not None and total >= PRACTICALLY_ENDLESS else total
+    total = total_of(iterable) if total is None else total
     return ProgressIterator(iter(iterable), total, sys.stderr if file is None else file)
+
+
+def total_of(iterable: Iterable[Any]) -> int | None:
+    """How many elements there are; `None` if that is unknown, or they are endless."""
+    total: int | None = None
+    try:
+        make_node = getattr(type(iterable), "_plan_node", None)
+        if make_node is not None and not hasattr(iterable, "__len__"):  # an `IterDataset`
+            total = length_of(make_node(iterable))
+        else:
+            total = len(iterable)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError) as failure:
+        raise_interrupt(failure)
+    return None if total is None or total >= PRACTICALLY_ENDLESS else total
 
 
 def progress_text(

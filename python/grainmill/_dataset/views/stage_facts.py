@@ -40,10 +40,20 @@ def place_of(node: Node, place: str = CALLER) -> dict[int, str]:
 
 def joined_length(node: Node) -> dict[int, str]:
     """The number of elements of each node of a plan, by its `id`."""
+    return {key: str(length) for key, length in _lengths(node).items()}
+
+
+def length_of(node: Node) -> int | None:
+    """How many elements a plan has; `None` if that is not known exactly."""
+    length = _lengths(node)[id(node)]
+    return length.count if length.exact else None
+
+
+def _lengths(node: Node) -> dict[int, Length]:
     lengths: dict[int, Length] = {}
     for step in node.walk_up():
         lengths[id(step)] = _length(step, [lengths[id(parent)] for parent in step.parents])
-    return {key: str(length) for key, length in lengths.items()}
+    return lengths
 
 
 def _length(node: Node, parents: Sequence[Length]) -> Length:
