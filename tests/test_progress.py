@@ -27,6 +27,7 @@ def bar(iterable, monkeypatch, columns=80, **options):
     """A bar in a terminal that shows every element, and what was written."""
     monkeypatch.setattr(module, "_INTERVAL_S", -1.0)
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+    monkeypatch.setenv("TERM", options.pop("terminal", "dumb"))
     file = Terminal()
     return grain.progress(iterable, file=file, **options), file
 
@@ -127,3 +128,53 @@ def test_options_of_a_plan_are_its_own():
     options.num_threads = 7
     assert "num_threads=2" in repr(ds)
     assert list(ds) == [0, 1, 2]
+
+
+COLOURED = re.compile(r"\x1b\[3[123]m(#+)\x1b\[0m")
+
+
+@pytest.mark.parametrize("no_colour", ["", "1"])
+def test_bar_has_colours_unless_they_are_not_wanted(no_colour, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", no_colour)
+    elements, file = bar(range(8), monkeypatch, terminal="xterm")
+    list(elements)
+    assert bool(COLOURED.search(file.getvalue())) != bool(no_colour)
+    assert ("\x1b" in file.getvalue()) != bool(no_colour)
+    monkeypatch.setenv("NO_COLOR", "")
+    elements, file = bar(range(8), monkeypatch)
+    list(elements)
+    assert "\x1b" not in file.getvalue()
+
+
+@pytest.mark.parametrize("columns", [None, 5, 20, 40, 80])
+@pytest.mark.parametrize("count", [0, 1, 5, 9])
+@pytest.mark.parametrize(("wait_s", "code"), [(0.0, 32), (0.3, 33), (1.0, 31)])
+def test_colours_change_nothing_else(columns, count, wait_s, code):
+    text = module.progress_text(count, 9, 1.0, wait_s, columns)
+    shown = module.coloured(text, wait_s)
+    assert re.sub(r"\x1b\[\d+m", "", shown) == text
+    assert (f"\x1b[{code}m" in shown) == ("#" in text)
+
+
+def test_no_colours_are_written_to_a_file(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    file = io.StringIO()
+    list(grain.progress(range(8), file=file))
+    assert "8/8" in file.getvalue()
+    assert "\x1b" not in file.getvalue()
+
+
+def test_total_of_an_iterable_dataset_is_that_of_its_plan():
+    ds = grain.MapDataset.range(102).batch(3).to_iter_dataset()
+    totals = {
+        34: ds,
+        17: ds.batch(2),
+        None: ds.filter(len),
+    }
+    for total, dataset in totals.items():
+        assert module.total_of(dataset) == total
+        if total is not None:
+            assert len(list(dataset)) == total
+    assert module.total_of(grain.MapDataset.range(5).repeat().to_iter_dataset()) is None
+    assert module.total_of(iter(range(3))) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -25,6 +26,8 @@ _INTERVAL_S = 0.2
 _LINE_INTERVAL_S = 10.0
 _BAR_LEN = 24
 _MIN_BAR_LEN = 5
+# Up to which share of waiting the bar has a colour: green, yellow, red.
+_COLOURS = ((0.1, 32), (0.5, 33), (math.inf, 31))
 # What gives an iterator another position.
 _MOVES = {"set_state", "_set_next_index"}
 
@@ -140,7 +143,10 @@ class ProgressIterator(Iterator[T_co], Generic[T_co]):
             self._file.write(text + "\n")
             self._file.flush()
         else:
-            self._file.write("\r" + text.ljust(min(self._width, self._columns - 1)))
+            spaces = " " * (min(self._width, self._columns - 1) - len(text))
+            share = self._wait_s / elapsed_s if elapsed_s > 0 else 0.0
+            line = coloured(text, share) if shows_colours() else text
+            self._file.write(f"\r{line}{spaces}")
             self._file.flush()
             self._width = len(text)
 
@@ -153,7 +159,9 @@ def progress(
     "Waiting" is the share of time in which the loop waits for elements: near 100 % the pipeline is
     too slow, near 0 % it is fast enough; `DatasetIterator.verdict` says why. The bar is one line of
     text as wide as the terminal, updated a few times a second; in a notebook, it is displayed by
-    IPython, and in a file or a pipe a line is written every ten seconds and at the end. After
+    IPython, and in a file or a pipe a line is written every ten seconds and at the end. In a
+    terminal that has colours, unless the environment variable `NO_COLOR` is set, the bar is green
+    where the loop waits little, else yellow or red. After
     `set_state` it goes on from the new position; if that has no index, without a total.
 
     Args:
@@ -228,6 +236,19 @@ def progress_text(
         return text.replace("||", f"|{bar:<{bar_len}}|", 1)
     choices = [f"{percent} {of_total} [{', '.join(parts[:n])}]" for n in range(len(parts), 0, -1)]
     return _fitting([*choices, f"{percent} {of_total}", percent.strip()], columns)
+
+
+def shows_colours() -> bool:
+    """Whether a terminal is to be written to in colours; see <https://no-color.org>."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def coloured(text: str, wait_share: float) -> str:
+    """The line with its bar, if it has one, in a colour for the share of waiting."""
+    colour = next(code for most, code in _COLOURS if wait_share <= most)
+    before, _, rest = text.partition("|#")
+    count = len(rest) - len(rest.lstrip("#"))
+    return f"{before}|\x1b[{colour}m#{rest[:count]}\x1b[0m{rest[count:]}" if rest else text
 
 
 def _fitting(texts: list[str], columns: int | None) -> str:
