@@ -13,11 +13,14 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import grainmill as grain
 from grainmill import MapDataset, ReadOptions
 from grainmill._dataset.views import observers
 from grainmill._dataset.views.statistics import report_on
+from grainmill._stats import drawing
 from grainmill._stats.element_specs import spec_of
 from grainmill._stats.jax_trace import trace_annotation
 from grainmill._stats.summary import duration, size, summary_text, table
@@ -189,6 +192,15 @@ def test_pipeline_is_drawn_to_files(tmp_path):
     parser.feed(page.read_text("utf-8"))
     assert not parser.references
     assert svg.read_text("utf-8") in page.read_text("utf-8")
+
+
+@given(st.lists(st.text("abc,=()_-", min_size=1, max_size=150), max_size=30).map(" ".join))
+def test_lines_of_names_break_no_word_that_fits(name):
+    lines = drawing._wrapped(name)
+    assert all(0 < len(line) <= drawing._MAX_CHARS for line in lines)
+    assert "".join(lines).replace(" ", "") == name.replace(" ", "")
+    words = {word for line in lines for word in line.split()}
+    assert {word for word in name.split() if len(word) <= drawing._MAX_CHARS} <= words
 
 
 def test_names_are_escaped_in_drawings(tmp_path):

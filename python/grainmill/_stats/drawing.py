@@ -8,6 +8,7 @@ import os
 import pathlib
 import pprint
 import re
+import textwrap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from grainmill import _atomic_file
@@ -123,9 +124,13 @@ def _rows(stages: Sequence[StageReport]) -> list[list[int]]:
     return [rows[distance] for distance in sorted(rows, reverse=True)]
 
 
+def _wrapped(text: str) -> list[str]:
+    """The lines of a text; words are broken only where one is longer than a line."""
+    return textwrap.wrap(text, _MAX_CHARS, break_on_hyphens=False)
+
+
 def _lines(stage: StageReport, spec: Any) -> list[tuple[str, str]]:
-    names = [stage.name[at : at + _MAX_CHARS] for at in range(0, len(stage.name), _MAX_CHARS)]
-    lines = [("name", part) for part in names]
+    lines = [("name", part) for part in _wrapped(stage.name)]
     if spec is not None:
         of_spec = pprint.pformat(spec, width=_MAX_CHARS).splitlines()
         shown = of_spec[:_MAX_SPEC_LINES] + ["..."] * (len(of_spec) > _MAX_SPEC_LINES)
