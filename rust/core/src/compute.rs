@@ -15,8 +15,6 @@ use crate::process::PerProcess;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex};
 
-/// The most threads that share a loop, the calling one included: more wait for memory.
-const MAX_THREADS: usize = 16;
 /// Shares for each thread, so that one which starts late or is slow leaves them to others.
 const SHARES_PER_THREAD: usize = 4;
 
@@ -44,6 +42,15 @@ pub fn num_cores() -> usize {
 /// first loop of a process it may also be more than there are cores.
 pub fn limit_threads(count: usize) {
     LIMIT.store(count.max(1), Ordering::Relaxed);
+}
+
+/// The threads worth using for data in memory: as many as there are cores, unless that is limited.
+pub fn max_threads() -> usize {
+    static NUM_CORES: PerProcess<usize> = PerProcess::new(num_cores);
+    match LIMIT.load(Ordering::Relaxed) {
+        0 => *NUM_CORES.get(),
+        limit => limit,
+    }
 }
 
 /// Into how many shares to divide work of `len` bytes, of which a core does `min_len` in 50 us: no share
@@ -91,10 +98,7 @@ pub fn map<T: Send, R: Send>(shares: Vec<T>, run: impl Fn(T) -> R + Sync) -> Vec
 
 impl Pool {
     fn new() -> Self {
-        Self::with_threads(match LIMIT.load(Ordering::Relaxed) {
-            0 => num_cores().min(MAX_THREADS),
-            limit => limit.min(MAX_THREADS),
-        })
+        Self::with_threads(max_threads())
     }
 
     fn with_threads(num_threads: usize) -> Self {

@@ -722,6 +722,8 @@ fn raised_limit_starts_what_waits_and_lowered_one_nothing_until_fewer_are_in_fli
         storage.set_has_requests(has_requests);
         let queue = ReadQueue::new(2);
         for limit in [2, 40, 3, 12] {
+            // Long enough for all to start, on a busy machine too.
+            storage.set_delay_us(if limit == 40 { 20_000 } else { 4000 });
             let positions = &scattered(2000)[..40 * limit];
             let plan = open::plan(&files, positions).unwrap();
             storage.take_max_in_flight();

@@ -14,8 +14,8 @@ use grainmill_core::formats::json_lines::JsonLines;
 use grainmill_core::formats::scanned::{Compression, MayBeCompressed};
 use grainmill_core::formats::sequential::{Frame, Frames, RecordBlock, RecordCursor, RecordStream};
 use grainmill_core::formats::tfrecord::TfRecord;
-use grainmill_core::io::FileBytes;
 use grainmill_core::io::storage::{FileId, ReadAt, ReopenedFile, StartedRead, Storage, StoredFile};
+use grainmill_core::io::{FileBytes, Permit};
 use grainmill_core::{Error, Result};
 use proptest::prelude::*;
 
@@ -92,20 +92,21 @@ impl ReadAt for Far {
         unreachable!("nothing that reads forwards does this")
     }
 
-    fn start(&self, range: Range<u64>) -> Option<Box<dyn StartedRead>> {
+    fn start(&self, range: Range<u64>, permit: Permit) -> Option<Box<dyn StartedRead>> {
         if !self.starts_reads {
             return None;
         }
         let len = range.end - range.start;
         let now = self.counters.in_flight.fetch_add(len, Ordering::Relaxed) + len;
         self.counters.max_in_flight.fetch_max(now, Ordering::Relaxed);
-        Some(Box::new(InFlight { far: self.clone(), range }))
+        Some(Box::new(InFlight { far: self.clone(), range, _permit: permit }))
     }
 }
 
 struct InFlight {
     far: Far,
     range: Range<u64>,
+    _permit: Permit,
 }
 
 impl StartedRead for InFlight {

@@ -38,6 +38,7 @@ mod unit_cache;
 #[path = "../../core/src/io"]
 pub mod io {
     pub mod lru;
+    pub mod parallel;
     pub mod pool;
     pub mod read_queue;
     pub mod single_flight;

@@ -12,8 +12,9 @@ use shuttle::{Config, Runner};
 use crate::compute;
 use crate::formats::chunk_records::ChunkRecords;
 use crate::io::SingleFlight;
+use crate::io::parallel::for_each_parallel;
 use crate::io::pool;
-use crate::io::read_queue::{Job, Permit, ReadQueue};
+use crate::io::read_queue::{self, Job, Permit, ReadQueue};
 use crate::lock::lock;
 use crate::process::{self, PerProcess};
 use crate::read::chunk_cache::{self, ChunkCache};
@@ -192,6 +193,59 @@ pub fn read_queue_limits() {
     });
 }
 
+/// Queues of a process are all served, within the limit of the process and their own, also while that of the
+/// process changes; nobody else's reads keep one who enters anyway.
+pub fn read_queues_of_a_process() {
+    check(&[1, 2, 9], || {
+        read_queue::set_max_of_process(2);
+        let all = Arc::new(Reads::default());
+        let queues = [1, 1, 2].map(ReadQueue::new);
+        let submit = |at: usize, has_requests| submission(&queues[at], &all, has_requests, 2);
+        join(vec![submit(0, false), submit(1, true), submit(2, true), submit(0, true)]);
+        assert!(all.wait(8) <= 2, "more reads than a process may have");
+        let limit = || [3, 1].into_iter().for_each(read_queue::set_max_of_process);
+        join(vec![submit(0, true), submit(1, false), Box::new(limit)]);
+        assert!(all.wait(12) <= 3, "more reads than the process ever may have");
+        let held = [queues[2].enter_anyway(), queues[1].enter_anyway(), queues[2].enter_anyway()];
+        lock(&all.counts).most = 0;
+        join(vec![submit(0, true), submit(2, false)]);
+        assert_eq!(lock(&all.counts).most, 0, "a read has started beside too many");
+        drop(held);
+        all.wait(16);
+        for queue in &queues {
+            all_places(queue);
+        }
+    });
+}
+
+/// Each item of a loop over files is processed once and has been when the loop returns, also beside reads that
+/// take all places, and while two loops run.
+pub fn loops_over_files() {
+    check(&[0, 1, 3], || {
+        read_queue::set_max_of_process(2);
+        let queue = ReadQueue::new(2);
+        let held = all_places(&queue);
+        let run_loop = |num_items: usize| -> Box<dyn FnOnce() + Send> {
+            Box::new(move || {
+                let done = Arc::new(Reads::default());
+                let counted = Arc::clone(&done);
+                for_each_parallel((0..num_items).collect(), move |_| {
+                    counted.begin();
+                    counted.end();
+                    Ok(())
+                })
+                .expect("no item fails");
+                let counts = lock(&done.counts);
+                assert_eq!((counts.num_running, counts.num_done), (0, num_items));
+            })
+        };
+        let other = queue.clone();
+        join(vec![run_loop(8), run_loop(9), Box::new(move || drop(held))]);
+        // Calls that a loop no longer needs start no more: the checker ends threads where they are.
+        std::mem::forget(all_places(&other));
+    });
+}
+
 /// Takes all places of a queue at once.
 fn all_places(queue: &ReadQueue) -> Vec<Permit> {
     let mut permits = Vec::new();
@@ -212,13 +266,13 @@ pub fn thread_pool() {
         let submit = |count| -> Box<dyn FnOnce() + Send> {
             let reads = Arc::clone(&reads);
             Box::new(move || {
-                pool::submit(count, || {
+                for _ in 0..count {
                     let reads = Arc::clone(&reads);
-                    Box::new(move || {
+                    pool::submit(move || {
                         reads.begin();
                         reads.end();
-                    })
-                });
+                    });
+                }
             })
         };
         join(vec![submit(2), submit(1), submit(1)]);
@@ -235,14 +289,14 @@ pub fn thread_pool_at_once() {
             let submit = |count| -> Box<dyn FnOnce() + Send> {
                 let begun = Arc::clone(&begun);
                 Box::new(move || {
-                    pool::submit(count, || {
+                    for _ in 0..count {
                         let begun = Arc::clone(&begun);
-                        Box::new(move || {
+                        pool::submit(move || {
                             begun.begin();
                             begun.end();
                             begun.wait(3);
-                        })
-                    });
+                        });
+                    }
                 })
             };
             join(vec![submit(2), submit(1)]);

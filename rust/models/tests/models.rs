@@ -13,6 +13,16 @@ fn a_limit_that_changes_holds() {
 }
 
 #[test]
+fn queues_of_a_process_share_its_limit() {
+    models::read_queues_of_a_process();
+}
+
+#[test]
+fn each_file_of_a_loop_is_opened_once() {
+    models::loops_over_files();
+}
+
+#[test]
 fn work_of_the_pool_runs_at_once() {
     models::thread_pool_at_once();
 }

@@ -10,7 +10,7 @@ use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::io::storage::{
     FileId, ReadAt, ReadRequest, ReopenedFile, StartedRead, Storage, StoredFile, WhenRead,
 };
-use grainmill_core::io::{LocalFiles, SingleFlight};
+use grainmill_core::io::{LocalFiles, Permit, SingleFlight};
 use grainmill_core::{Error, Result};
 use tokio::task::AbortHandle;
 
@@ -112,8 +112,8 @@ impl Object {
         }
     }
 
-    /// Starts reading the bytes of `range`, which the object must have.
-    fn start(self: &Arc<Self>, range: Range<u64>) -> Result<Started<Vec<u8>>> {
+    /// Starts reading the bytes of `range`, which the object must have, with `permit` until they are there.
+    fn start(self: &Arc<Self>, range: Range<u64>, permit: Permit) -> Result<Started<Vec<u8>>> {
         let shared = HttpRuntime::get()?;
         if self.cache.is_some() {
             // It reads and writes a file.
@@ -121,11 +121,16 @@ impl Object {
             return Ok(shared.start_waiting(move || {
                 let mut bytes = Vec::new();
                 object.read(range, &mut |part| bytes.extend_from_slice(part))?;
+                drop(permit);
                 Ok(bytes)
             }));
         }
         let reading = self.reading(self.bucket.client()?, range);
-        Ok(shared.start(async move { Ok(reading.await?.concat()) }))
+        Ok(shared.start(async move {
+            let read = reading.await;
+            drop(permit);
+            Ok(read?.concat())
+        }))
     }
 
     /// Reads `range` from the server when it is polled.
@@ -318,12 +323,12 @@ impl ReadAt for OpenObject {
         self.read(at.min(end)..end, &mut |bytes| buffers.fill(bytes))
     }
 
-    fn start(&self, range: Range<u64>) -> Option<Box<dyn StartedRead>> {
+    fn start(&self, range: Range<u64>, permit: Permit) -> Option<Box<dyn StartedRead>> {
         if range.start >= self.tail_begin() {
             return None; // it is there already
         }
         // Whatever is wrong, reading it will say so.
-        let started = self.object.start(range).ok()?;
+        let started = self.object.start(range, permit).ok()?;
         let (task, process) = (started.abort_handle(), std::process::id());
         Some(Box::new(InFlight { started: Some(started), task, process }))
     }

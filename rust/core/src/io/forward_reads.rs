@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::read_queue::ReadQueue;
 use super::storage::{Reader, StartedRead};
 use super::storage_latency::add_waited;
 use crate::process::{self, PerProcess};
@@ -171,7 +172,13 @@ impl ForwardReads {
             if !is_first && !has_room {
                 return;
             }
-            let Some(started) = reader.start(range.clone()) else { return };
+            let queue = ReadQueue::of_process();
+            // What is needed now does not wait for what others read ahead.
+            let permit = if is_first { Some(queue.enter_anyway()) } else { queue.enter() };
+            let Some(started) = permit.and_then(|permit| reader.start(range.clone(), permit))
+            else {
+                return;
+            };
             next = range.end;
             self.push(range, Content::Started(started));
         }
@@ -215,6 +222,7 @@ fn usize_of(len: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::read_queue::Permit;
     use super::super::storage::ReadAt;
     use super::super::storage_latency::StorageLatency;
     use super::*;
@@ -224,7 +232,7 @@ mod tests {
     #[derive(Debug)]
     struct Far;
 
-    struct InFlight(Range<u64>);
+    struct InFlight(Range<u64>, Permit);
 
     impl ReadAt for Far {
         fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
@@ -238,8 +246,8 @@ mod tests {
             unreachable!("nothing that reads forwards does this")
         }
 
-        fn start(&self, range: Range<u64>) -> Option<Box<dyn StartedRead>> {
-            Some(Box::new(InFlight(range)))
+        fn start(&self, range: Range<u64>, permit: Permit) -> Option<Box<dyn StartedRead>> {
+            Some(Box::new(InFlight(range, permit)))
         }
     }
 
@@ -248,6 +256,7 @@ mod tests {
             std::thread::sleep(LONG_WAIT);
             let mut bytes = vec![0; usize_of(self.0.end - self.0.start)];
             Far.read_at(&mut bytes, self.0.start)?;
+            drop(self.1);
             Ok(bytes)
         }
     }
@@ -269,5 +278,22 @@ mod tests {
             assert!(held <= 2 * MAX_WINDOW + (8 << 20), "{held}");
             assert!(held > MAX_WINDOW, "{held}");
         }
+    }
+
+    #[test]
+    fn nothing_is_read_ahead_beside_as_many_reads_as_a_process_may_have() {
+        let queue = ReadQueue::of_process();
+        let held: Vec<Permit> = std::iter::from_fn(|| queue.enter()).collect();
+        let latency = StorageLatency::default();
+        latency.expect_slow();
+        let (reader, byte_len) = (Reader::new(&Far, &latency), 200 << 20);
+        let mut reads = ForwardReads::default();
+        let mut read_at =
+            |at| reads.read(reader, &mut [0; 100], at, byte_len).map(|()| reads.pieces.len());
+        for at in [0, 100, MIN_PIECE_LEN] {
+            assert_eq!(read_at(at).unwrap(), 1, "{at}");
+        }
+        drop(held);
+        assert!(read_at(MIN_PIECE_LEN + 1).unwrap() > 1);
     }
 }

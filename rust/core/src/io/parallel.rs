@@ -1,25 +1,28 @@
 //! Work on many files in parallel: it takes little CPU, but much waiting where storage is slow.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::pool;
+use super::read_queue::{DEFAULT_OF_PROCESS, Job, ReadQueue};
 use crate::lock::lock;
-use crate::{Error, Result, interrupt};
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Condvar, Mutex};
+use crate::{Error, Result, compute, interrupt};
 
-/// The maximum number of threads where an item takes long and where it does not.
-const MAX_THREADS_SLOW: usize = 256;
-const MAX_THREADS_FAST: usize = 16;
-/// An item that takes at least this takes long.
+/// An item that takes at least this takes long, and mostly waits.
 const SLOW: Duration = Duration::from_millis(1);
-/// The minimum number of items per thread where they do not take long.
+/// The number of threads where items do not take long, if there are not more cores: they may wait for a disk.
+const MIN_THREADS: usize = 16;
+/// The minimum number of items for each of these.
 const MIN_ITEMS_PER_THREAD: usize = 4;
+/// So many more after an item that takes long: files behind near ones may be far.
+const MORE_THREADS: usize = 16;
 
 struct ParallelLoop<W> {
     items: Vec<usize>,
     work: W,
+    queue: ReadQueue,
     next: AtomicUsize,
     state: Mutex<LoopState>,
     finished: Condvar,
@@ -27,6 +30,8 @@ struct ParallelLoop<W> {
 
 #[derive(Default)]
 struct LoopState {
+    /// Calls of `run_next` that are queued and have not begun.
+    num_queued: usize,
     /// Threads that process items. Those that have not begun yet are not waited for: they may be busy
     /// with something else for long.
     num_running: usize,
@@ -36,6 +41,9 @@ struct LoopState {
 
 /// Calls `work` for each item; returns the error of the first item that failed.
 ///
+/// Each item counts as a read in flight. The calling thread does not wait for others' reads: it takes part
+/// whatever they do.
+///
 /// The first item is processed alone, to measure how long one takes.
 ///
 /// # Errors
@@ -44,70 +52,102 @@ pub fn for_each_parallel<W>(items: Vec<usize>, work: W) -> Result<()>
 where
     W: Fn(usize) -> Result<()> + Send + Sync + 'static,
 {
-    let Some(&first) = items.first() else { return Ok(()) };
-    let started = Instant::now();
-    work(first)?;
-    let num_threads = if started.elapsed() >= SLOW {
-        MAX_THREADS_SLOW.min(items.len() - 1)
-    } else {
-        MAX_THREADS_FAST.min(items.len() / MIN_ITEMS_PER_THREAD)
-    };
     let shared = Arc::new(ParallelLoop {
         items,
         work,
-        next: AtomicUsize::new(1),
+        queue: ReadQueue::of_process().for_another_owner(),
+        next: AtomicUsize::new(0),
         state: Mutex::default(),
         finished: Condvar::new(),
     });
-    if num_threads > 1 {
-        pool::submit_opening(num_threads - 1, || {
-            let shared = Arc::clone(&shared);
-            Box::new(move || shared.run(Instant::now()))
-        });
+    let counted = shared.queue.enter_anyway();
+    let mut asked = Instant::now();
+    lock(&shared.state).num_running += 1;
+    match shared.process_next(&mut asked) {
+        Some(elapsed) if elapsed >= SLOW => shared.submit(DEFAULT_OF_PROCESS),
+        _ => shared.submit(shared.max_fast()),
     }
-    shared.run(started);
+    while shared.process_next(&mut asked).is_some() {}
+    shared.end();
+    drop(counted);
     let mut state =
         interrupt::wait_while(&shared.state, &shared.finished, |state| state.num_running > 0)?;
     state.first_error.take().map_or(Ok(()), |(_, error)| Err(error))
 }
 
-impl<W: Fn(usize) -> Result<()>> ParallelLoop<W> {
-    /// Processes items until none is left; the caller was last asked when it was `asked`.
-    fn run(&self, mut asked: Instant) {
-        let mut failed = None;
+impl<W: Fn(usize) -> Result<()> + Send + Sync + 'static> ParallelLoop<W> {
+    /// How many threads to use where items do not take long.
+    fn max_fast(&self) -> usize {
+        compute::max_threads().max(MIN_THREADS).min(self.items.len() / MIN_ITEMS_PER_THREAD)
+    }
+
+    /// Queues `more` calls of `run_next`, or as many as items are left.
+    fn submit(self: &Arc<Self>, more: usize) {
+        let num_left = self.items.len().saturating_sub(self.next.load(Ordering::Relaxed));
         let mut state = lock(&self.state);
-        state.num_running += 1;
+        let more = more.min(num_left.saturating_sub(state.num_queued));
+        state.num_queued += more;
         drop(state);
-        while let at = self.next.fetch_add(1, Ordering::Relaxed)
-            && let Some(&item) = self.items.get(at)
-        {
-            let result = catch_unwind(AssertUnwindSafe(|| {
-                if asked.elapsed() >= interrupt::INTERVAL {
-                    interrupt::check()?;
-                    asked = Instant::now();
-                }
-                (self.work)(item)
-            }));
-            let result = result.unwrap_or_else(|_| {
-                Err(Error::Panicked("a thread that opens files panicked".to_owned()))
-            });
-            if let Err(error) = result {
-                // Items are started in order, so none before this one is skipped.
-                self.next.store(self.items.len(), Ordering::Relaxed);
-                failed = Some((at, error));
+        self.queue.submit(Arc::clone(self) as Arc<dyn Job>, more);
+    }
+
+    /// Processes the next item; returns how long it took, if there was one. The caller was last asked when
+    /// it was `asked`.
+    fn process_next(&self, asked: &mut Instant) -> Option<Duration> {
+        let at = self.next.fetch_add(1, Ordering::Relaxed);
+        let item = *self.items.get(at)?;
+        let started = Instant::now();
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            if asked.elapsed() >= interrupt::INTERVAL {
+                interrupt::check()?;
+                *asked = Instant::now();
+            }
+            (self.work)(item)
+        }));
+        let result = result.unwrap_or_else(|_| {
+            Err(Error::Panicked("a thread that opens files panicked".to_owned()))
+        });
+        if let Err(error) = result {
+            // Items are started in order, so none before this one is skipped.
+            self.next.store(self.items.len(), Ordering::Relaxed);
+            let mut state = lock(&self.state);
+            if state.first_error.as_ref().is_none_or(|&(earlier, _)| at < earlier) {
+                state.first_error = Some((at, error));
             }
         }
+        Some(started.elapsed())
+    }
+
+    /// Returns how many others process items, or will.
+    fn end(&self) -> usize {
         let mut state = lock(&self.state);
         state.num_running -= 1;
-        if let Some((at, error)) = failed
-            && state.first_error.as_ref().is_none_or(|&(earlier, _)| at < earlier)
-        {
-            state.first_error = Some((at, error));
-        }
-        let is_done = state.num_running == 0;
+        let (num_running, num_queued) = (state.num_running, state.num_queued);
         drop(state);
-        if is_done {
+        if num_running == 0 {
             self.finished.notify_all();
+        }
+        num_running + num_queued
+    }
+}
+
+impl<W: Fn(usize) -> Result<()> + Send + Sync + 'static> Job for ParallelLoop<W> {
+    /// Processes items for a while, and then lets other reads go first.
+    fn run_next(self: Arc<Self>) {
+        let (started, mut asked) = (Instant::now(), Instant::now());
+        let mut state = lock(&self.state);
+        state.num_queued -= 1;
+        state.num_running += 1;
+        drop(state);
+        let mut last = Some(Duration::ZERO);
+        while last.is_some() && started.elapsed() < SLOW {
+            last = self.process_next(&mut asked);
+        }
+        let num_others = self.end();
+        match last {
+            Some(elapsed) if elapsed >= SLOW => self.submit(1 + MORE_THREADS),
+            Some(_) if num_others <= self.max_fast() => self.submit(1),
+            _ => {}
         }
     }
 }
@@ -117,6 +157,7 @@ mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::AtomicBool;
 
+    use super::super::read_queue::DEFAULT_IN_FLIGHT;
     use super::*;
 
     #[test]
@@ -134,17 +175,36 @@ mod tests {
         assert!(active.1.load(Ordering::Relaxed) >= 64);
     }
 
+    /// Reads that never end, as of a storage that does not answer, until `end`.
+    struct Stuck {
+        begin: Barrier,
+        end: Barrier,
+    }
+
+    impl Job for Stuck {
+        fn run_next(self: Arc<Self>) {
+            self.begin.wait();
+            self.end.wait();
+        }
+    }
+
     #[test]
-    fn items_are_processed_while_all_threads_that_read_wait() {
-        let (begin, end) = (Arc::new(Barrier::new(257)), Arc::new(Barrier::new(257)));
-        pool::submit(256, || {
-            let (begin, end) = (Arc::clone(&begin), Arc::clone(&end));
-            Box::new(move || {
-                begin.wait();
-                end.wait();
-            })
-        });
-        begin.wait();
+    fn items_are_processed_while_all_reads_of_the_process_wait() {
+        let barrier = || Barrier::new(DEFAULT_OF_PROCESS + 1);
+        let stuck = Arc::new(Stuck { begin: barrier(), end: barrier() });
+        let queue = ReadQueue::new(DEFAULT_OF_PROCESS);
+        queue.submit(Arc::clone(&stuck) as Arc<dyn Job>, DEFAULT_OF_PROCESS);
+        stuck.begin.wait();
+        for_each_parallel((0..1000).collect(), |_| Ok(())).unwrap();
+        stuck.end.wait();
+    }
+
+    #[test]
+    fn items_are_processed_beside_a_pipeline_whose_reads_wait() {
+        let barrier = || Barrier::new(DEFAULT_IN_FLIGHT + 1);
+        let stuck = Arc::new(Stuck { begin: barrier(), end: barrier() });
+        ReadQueue::default().submit(Arc::clone(&stuck) as Arc<dyn Job>, DEFAULT_IN_FLIGHT);
+        stuck.begin.wait();
         let both = Arc::new(Barrier::new(2));
         let waiting = Arc::clone(&both);
         for_each_parallel((0..3).collect(), move |item| {
@@ -156,8 +216,25 @@ mod tests {
             Ok(())
         })
         .unwrap();
-        for_each_parallel((0..1000).collect(), |_| Ok(())).unwrap();
-        end.wait();
+        stuck.end.wait();
+    }
+
+    #[test]
+    fn far_items_behind_near_ones_are_processed_in_parallel() {
+        let active = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
+        let counts = Arc::clone(&active);
+        for_each_parallel((0..1000).collect(), move |item| {
+            let now = counts.0.fetch_add(1, Ordering::Relaxed) + 1;
+            counts.1.fetch_max(now, Ordering::Relaxed);
+            if item >= 100 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            counts.0.fetch_sub(1, Ordering::Relaxed);
+            Ok(())
+        })
+        .unwrap();
+        let most = active.1.load(Ordering::Relaxed);
+        assert!((64..=DEFAULT_OF_PROCESS).contains(&most), "{most}");
     }
 
     #[test]

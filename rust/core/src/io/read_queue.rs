@@ -1,4 +1,8 @@
-//! A limit on the reads in flight, common to all users of a queue.
+//! One schedule for the reads of a process, with limits on how many are in flight.
+//!
+//! Each pipeline has a queue of a limit of its own, within that of the process. Queues take turns, in a queue
+//! its owners do, and the reads of an owner start in the order in which they were submitted, which is that in
+//! which they are needed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,11 +10,20 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::pool;
 use crate::process::PerProcess;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 
-/// The default maximum of reads in flight. At 20 ms a read these are 6,400 reads per second; more
+/// The default maximum of reads in flight of a queue. At 20 ms a read these are 6,400 reads per second; more
 /// gain little and may overload the storage service.
 pub const DEFAULT_IN_FLIGHT: usize = 128;
+/// That of a process, unless a queue may have more: each is a thread or a connection, of which systems allow
+/// a thousand by default.
+pub const DEFAULT_OF_PROCESS: usize = 256;
+/// Of a queue that has no limit but that of the process.
+const NO_LIMIT: usize = usize::MAX;
+
+static MAX_OF_PROCESS: AtomicUsize = AtomicUsize::new(DEFAULT_OF_PROCESS);
+/// A forked child starts with nothing in flight.
+static SCHEDULE: PerProcess<Mutex<Schedule>> = PerProcess::new(Default::default);
 
 /// A job whose tasks any thread can run.
 pub trait Job: Send + Sync {
@@ -32,19 +45,36 @@ pub struct Permit(Option<ReadQueue>);
 impl Permit {
     /// Whether more reads are in flight than are allowed by now.
     pub(crate) fn is_spare(&self) -> bool {
-        self.0.as_ref().is_some_and(|queue| queue.state().in_flight > queue.max_in_flight())
+        self.0.as_ref().is_some_and(|queue| {
+            let mut schedule = SCHEDULE.lock();
+            let load = schedule.load_of(queue);
+            load.in_flight > load.max()
+        })
     }
 
-    /// Leaves the count as it is: it is somebody else's from now on.
-    fn give_up(mut self) {
-        self.0 = None;
+    /// Counts no more, and starts nothing.
+    fn end(mut self) {
+        if let Some(queue) = self.0.take() {
+            SCHEDULE.lock().end(&queue);
+        }
+    }
+
+    /// Ends, and leaves the task of `job`, which was taken for it, to be the next one again.
+    fn give_back(mut self, job: Arc<dyn Job>) {
+        if let Some(queue) = self.0.take() {
+            let mut schedule = SCHEDULE.lock();
+            let jobs = [(job, 1)].into();
+            schedule.load_of(&queue).waiting.push_front(Waiting { owner: queue.owner, jobs });
+            schedule.end(&queue);
+        }
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(queue) = self.0.take() {
-            queue.go_on(1, false);
+            SCHEDULE.lock().end(&queue);
+            start_waiting(false);
         }
     }
 }
@@ -53,22 +83,25 @@ impl Drop for Permit {
 /// of each start in the order in which they were submitted.
 #[derive(Debug, Clone)]
 pub struct ReadQueue {
-    queue: Arc<Queue>,
+    /// Which queue it is, and its limit.
+    max_in_flight: Arc<AtomicUsize>,
     owner: u64,
 }
 
-struct Queue {
-    max_in_flight: AtomicUsize,
-    num_owners: AtomicU64,
-    /// A forked child starts with nothing in flight.
-    state: PerProcess<Mutex<Load>>,
+/// The reads of a process.
+#[derive(Default)]
+struct Schedule {
+    in_flight: usize,
+    /// Of each queue of which reads wait or are in flight, the next one first.
+    loads: VecDeque<Load>,
 }
 
-#[derive(Default)]
+/// The reads of a queue.
 struct Load {
+    max_in_flight: Arc<AtomicUsize>,
+    in_flight: usize,
     /// Those who wait, the next one first.
     waiting: VecDeque<Waiting>,
-    in_flight: usize,
 }
 
 /// What waits of one owner.
@@ -78,12 +111,111 @@ struct Waiting {
     jobs: VecDeque<(Arc<dyn Job>, usize)>,
 }
 
-impl std::fmt::Debug for Queue {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Queue")
-            .field("max_in_flight", &self.max_in_flight)
-            .finish_non_exhaustive()
+impl Load {
+    fn max(&self) -> usize {
+        self.max_in_flight.load(Ordering::Relaxed)
     }
+
+    fn has_room(&self) -> bool {
+        self.in_flight < self.max()
+    }
+
+    /// Takes the next task that waits, and its owner.
+    fn take(&mut self) -> Option<(u64, Arc<dyn Job>)> {
+        let mut first = self.waiting.pop_front()?;
+        let (job, count) = first.jobs.pop_front()?;
+        if count > 1 {
+            first.jobs.push_front((Arc::clone(&job), count - 1));
+        }
+        let owner = first.owner;
+        if !first.jobs.is_empty() {
+            self.waiting.push_back(first);
+        }
+        Some((owner, job))
+    }
+}
+
+impl Schedule {
+    fn load_of(&mut self, queue: &ReadQueue) -> &mut Load {
+        let is_of = |load: &Load| Arc::ptr_eq(&load.max_in_flight, &queue.max_in_flight);
+        let at = self.loads.iter().position(is_of).unwrap_or_else(|| {
+            let max_in_flight = Arc::clone(&queue.max_in_flight);
+            self.loads.push_back(Load { max_in_flight, in_flight: 0, waiting: VecDeque::new() });
+            self.loads.len() - 1
+        });
+        &mut self.loads[at]
+    }
+
+    fn has_room(&self) -> bool {
+        let of_queues = self.loads.iter().map(Load::max).filter(|&max| max < NO_LIMIT).max();
+        self.in_flight < MAX_OF_PROCESS.load(Ordering::Relaxed).max(of_queues.unwrap_or(0))
+    }
+
+    fn begin(&mut self, queue: &ReadQueue) -> Permit {
+        self.in_flight += 1;
+        self.load_of(queue).in_flight += 1;
+        Permit(Some(queue.clone()))
+    }
+
+    /// Counts one less of `queue`; a forked child has none of its parent's.
+    fn end(&mut self, queue: &ReadQueue) {
+        let load = self.load_of(queue);
+        let was_counted = load.in_flight > 0;
+        load.in_flight -= usize::from(was_counted);
+        self.in_flight -= usize::from(was_counted);
+        self.loads.retain(|load| load.in_flight > 0 || !load.waiting.is_empty());
+    }
+
+    /// Takes the task whose turn it is, if another read may be in flight.
+    fn next(&mut self) -> Option<(Permit, Arc<dyn Job>)> {
+        if !self.has_room() {
+            return None;
+        }
+        let may_start = |load: &Load| load.has_room() && !load.waiting.is_empty();
+        let mut load = self.loads.remove(self.loads.iter().position(may_start)?)?;
+        let max_in_flight = Arc::clone(&load.max_in_flight);
+        let taken = load.take();
+        self.loads.push_back(load);
+        let (owner, job) = taken?;
+        Some((self.begin(&ReadQueue { max_in_flight, owner }), job))
+    }
+}
+
+/// Starts tasks that wait, as far as the limits permit; where no thread can be started, on this one if that
+/// `may_wait`, else those who wait for the jobs run them.
+fn start_waiting(may_wait: bool) {
+    while let Some((permit, job)) = next_for_thread() {
+        if !may_wait && !pool::has_threads() {
+            return permit.give_back(job);
+        }
+        let mut task = Some((permit, job));
+        pool::submit(move || {
+            while let Some((permit, job)) = task.take() {
+                job.run_next();
+                if pool::is_crowded() {
+                    return; // which drops the permit: another thread takes over
+                }
+                permit.end();
+                task = next_for_thread();
+            }
+        });
+    }
+}
+
+/// The next task that needs a thread; those before it are started.
+fn next_for_thread() -> Option<(Permit, Arc<dyn Job>)> {
+    loop {
+        let (permit, job) = { SCHEDULE.lock().next()? };
+        if let Some(permit) = Arc::clone(&job).start_next(permit) {
+            return Some((permit, job));
+        }
+    }
+}
+
+/// Sets the maximum of reads in flight of all queues of this process, unless one of them may have more.
+pub fn set_max_of_process(max_in_flight: usize) {
+    MAX_OF_PROCESS.store(max_in_flight.max(1), Ordering::Relaxed);
+    start_waiting(true);
 }
 
 impl Default for ReadQueue {
@@ -95,19 +227,15 @@ impl Default for ReadQueue {
 impl ReadQueue {
     /// A queue that runs at most `max_in_flight` reads, at least one, at a time.
     pub fn new(max_in_flight: usize) -> Self {
-        let queue = Queue {
-            max_in_flight: max_in_flight.max(1).into(),
-            num_owners: 1.into(),
-            state: PerProcess::new(Default::default),
-        };
-        Self { queue: Arc::new(queue), owner: 0 }
+        Self { max_in_flight: Arc::new(max_in_flight.max(1).into()), owner: 0 }
     }
 
     /// The same queue for another owner.
     #[must_use]
     pub fn for_another_owner(&self) -> Self {
-        let owner = self.queue.num_owners.fetch_add(1, Ordering::Relaxed);
-        Self { queue: Arc::clone(&self.queue), owner }
+        static NUM_OWNERS: AtomicU64 = AtomicU64::new(1);
+        let owner = NUM_OWNERS.fetch_add(1, Ordering::Relaxed);
+        Self { max_in_flight: Arc::clone(&self.max_in_flight), owner }
     }
 
     /// The default queue of the program.
@@ -116,21 +244,22 @@ impl ReadQueue {
         QUEUE.get()
     }
 
+    /// A queue whose limit is that of the process: of files that are opened, or read forwards.
+    pub(crate) fn of_process() -> &'static Self {
+        static QUEUE: PerProcess<ReadQueue> = PerProcess::new(|| ReadQueue::new(NO_LIMIT));
+        QUEUE.get()
+    }
+
     /// The maximum number of reads in flight.
     pub fn max_in_flight(&self) -> usize {
-        self.queue.max_in_flight.load(Ordering::Relaxed)
+        self.max_in_flight.load(Ordering::Relaxed)
     }
 
     /// Sets that maximum, to at least one: waiting reads start if it permits, and while more are in flight,
     /// none does.
     pub fn set_max_in_flight(&self, max_in_flight: usize) {
-        let mut state = self.state();
-        self.queue.max_in_flight.store(max_in_flight.max(1), Ordering::Relaxed);
-        let num_waiting =
-            state.waiting.iter().flat_map(|of| &of.jobs).map(|(_, count)| count).sum();
-        let more = self.count_more(&mut state, num_waiting);
-        drop(state);
-        self.go_on(more, true);
+        self.max_in_flight.store(max_in_flight.max(1), Ordering::Relaxed);
+        start_waiting(true);
     }
 
     /// Queues `count` calls of `job.run_next()` for threads of the engine.
@@ -138,96 +267,26 @@ impl ReadQueue {
         if count == 0 {
             return;
         }
-        let mut state = self.state();
-        if let Some(of) = state.waiting.iter_mut().rfind(|of| of.owner == self.owner) {
+        let mut schedule = SCHEDULE.lock();
+        let load = schedule.load_of(self);
+        if let Some(of) = load.waiting.iter_mut().rfind(|of| of.owner == self.owner) {
             of.jobs.push_back((job, count));
         } else {
-            state.waiting.push_back(Waiting { owner: self.owner, jobs: [(job, count)].into() });
+            load.waiting.push_back(Waiting { owner: self.owner, jobs: [(job, count)].into() });
         }
-        let more = self.count_more(&mut state, count);
-        drop(state);
-        self.go_on(more, true);
+        drop(schedule);
+        start_waiting(true);
     }
 
-    /// Counts as many of `count` more reads as the limit permits; returns how many.
-    fn count_more(&self, state: &mut Load, count: usize) -> usize {
-        let more = count.min(self.max_in_flight().saturating_sub(state.in_flight));
-        state.in_flight += more;
-        more
-    }
-
-    /// Counts the caller as one that reads, if the limit permits.
+    /// Counts the caller as one that reads, if the limits permit.
     pub(crate) fn enter(&self) -> Option<Permit> {
-        (self.count_more(&mut self.state(), 1) == 1).then(|| self.permit())
+        let mut schedule = SCHEDULE.lock();
+        let may_enter = schedule.load_of(self).has_room() && schedule.has_room();
+        may_enter.then(|| schedule.begin(self))
     }
 
-    /// For one that is counted already.
-    fn permit(&self) -> Permit {
-        Permit(Some(self.clone()))
-    }
-
-    /// Starts `count` tasks, which are counted already, of the jobs that wait; where no thread can be
-    /// started, on this one if that `may_wait`.
-    fn go_on(&self, count: usize, may_wait: bool) {
-        for number in 0..count {
-            let Some((owner, job)) = self.next() else { continue };
-            let Some(permit) = Arc::clone(&job).start_next(self.permit()) else { continue };
-            permit.give_up();
-            self.state().waiting.push_front(Waiting { owner, jobs: [(job, 1)].into() });
-            // If one needs a thread, the next ones mostly do.
-            let work = || -> Box<dyn FnOnce() + Send> {
-                let queue = self.clone();
-                Box::new(move || queue.work())
-            };
-            if may_wait {
-                pool::submit(count - number, work);
-            } else if !pool::try_submit(count - number, work) {
-                // Those who wait for the jobs run them.
-                self.state().in_flight -= count - number;
-            }
-            return;
-        }
-    }
-
-    /// Runs waiting jobs until none is left.
-    fn work(&self) {
-        while let Some((_, job)) = self.next() {
-            let Some(permit) = Arc::clone(&job).start_next(self.permit()) else { return };
-            job.run_next();
-            if pool::is_crowded() {
-                return; // which drops the permit: another thread takes over
-            }
-            permit.give_up();
-        }
-    }
-
-    /// The job whose task is next, and its owner. If none waits or too many are in flight, the caller counts
-    /// no more.
-    fn next(&self) -> Option<(u64, Arc<dyn Job>)> {
-        let mut state = self.state();
-        let load = &mut *state;
-        let is_allowed = load.in_flight <= self.max_in_flight();
-        let Some(first) = load.waiting.front_mut().filter(|_| is_allowed) else {
-            load.in_flight -= 1;
-            return None;
-        };
-        let owner = first.owner;
-        let job = match first.jobs.front_mut() {
-            Some((job, count)) if *count > 1 => {
-                *count -= 1;
-                Some(Arc::clone(job))
-            }
-            _ => first.jobs.pop_front().map(|(job, _)| job),
-        };
-        if first.jobs.is_empty() {
-            load.waiting.pop_front();
-        } else {
-            load.waiting.rotate_left(1);
-        }
-        job.map(|job| (owner, job))
-    }
-
-    fn state(&self) -> MutexGuard<'_, Load> {
-        self.queue.state.lock()
+    /// Counts the caller as one that reads, which others then wait for if the limits say so.
+    pub(crate) fn enter_anyway(&self) -> Permit {
+        SCHEDULE.lock().begin(self)
     }
 }

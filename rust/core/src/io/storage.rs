@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::read_queue::Permit;
 use super::storage_latency::StorageLatency;
 use crate::bytes::ScatterBuffers;
 use crate::{Error, Result};
@@ -85,8 +86,9 @@ pub trait ReadAt: Debug + Send + Sync {
     fn read_scattered(&self, buffers: &mut ScatterBuffers<'_>, at: u64) -> Result<()>;
 
     /// Starts reading the bytes of `range`, which the file has, if a read needs no thread that waits
-    /// for it. Reads that are slow for another reason are not started but made.
-    fn start(&self, _range: Range<u64>) -> Option<Box<dyn StartedRead>> {
+    /// for it; it keeps `permit` until they have arrived. Reads that are slow for another reason are not
+    /// started but made.
+    fn start(&self, _range: Range<u64>, _permit: Permit) -> Option<Box<dyn StartedRead>> {
         None
     }
 
@@ -203,8 +205,8 @@ impl<'a> Reader<'a> {
     }
 
     /// Starts a read; see [`ReadAt::start`].
-    pub(crate) fn start(&self, range: Range<u64>) -> Option<Box<dyn StartedRead>> {
-        if range.is_empty() { None } else { self.bytes.start(range) }
+    pub(crate) fn start(&self, range: Range<u64>, permit: Permit) -> Option<Box<dyn StartedRead>> {
+        if range.is_empty() { None } else { self.bytes.start(range, permit) }
     }
 
     /// Fills `buffers` from position `at`; the read may be partial.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::{Files, Outcome, Plan, PlanSpan, Records, Scratch, SortedPositions, SpanRecords};
 use crate::io::storage::WhenRead;
-use crate::io::{Job, Permit, ReadQueue, pool, storage_latency};
+use crate::io::{Job, Permit, ReadQueue, storage_latency};
 use crate::lock::lock;
 use crate::{Error, Result, compute, interrupt, process};
 
@@ -208,7 +208,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
     /// Queues as many calls of `run_next` as threads are worth using: one per task where tasks mostly
     /// wait, since storage is slow or files are not prepared yet.
     fn submit(self: &Arc<Self>) {
-        let max_threads = if self.is_io_bound() { usize::MAX } else { pool::max_busy() };
+        let max_threads = if self.is_io_bound() { usize::MAX } else { compute::max_threads() };
         let mut todo = lock(&self.todo);
         let more = todo.tasks.len().min(max_threads).saturating_sub(todo.num_queued);
         todo.num_queued += more;
