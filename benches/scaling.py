@@ -1,4 +1,4 @@
-"""Cost of an element by the size of a plan: in datasets, stages, files and features.
+"""Cost of an element by the size of a plan: in datasets, files, chunks, pipelines and features.
 
 CPU time per element by size, over three decades and more, and the time to build the dataset and
 until its first element. An element has to pay for its own stages and features; apart from these,
@@ -22,6 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import many_chunks
 import numpy as np
 import release_only  # noqa: F401
 
@@ -35,6 +36,9 @@ RECORDS_PER_FILE = 20
 
 PARTS = (10, 100, 1000, 10_000, 100_000)
 FILES = (1, 10, 100, 1000, 10_000)
+LINKS = (100, 1000, 10_000, 100_000)
+CHUNKS = (100_000, 1_000_000, 10_000_000, 100_000_000)
+PIPELINES = (1, 2, 4, 8)
 
 
 def add(number):
@@ -67,6 +71,29 @@ class Cases:
                     writer.write(record.to_bytes(4, "little") * 25)
             self._paths.append(str(path))
         return self._paths[:count]
+
+    def _links(self, count):
+        """As many paths of the first ten files, since ten are read as fast as all of them."""
+        paths = self._sources(10)
+        folder = self._folder / f"links-{count}"
+        if not folder.exists():
+            folder.mkdir()
+            for number in range(count):
+                os.link(paths[number % 10], folder / f"{number:06d}.array_record")
+        return [str(folder / f"{number:06d}.array_record") for number in range(count)]
+
+    def linked(self, count):
+        return MapDataset.source(ArrayRecordDataSource(self._links(count))).shuffle(seed=1)
+
+    def chunks(self, count):
+        path = self._folder / f"{count}-chunks.array_record"
+        if not path.exists():
+            many_chunks.write(path, count)
+        return MapDataset.source(ArrayRecordDataSource(str(path))).shuffle(seed=1)
+
+    def pipelines(self, count):
+        sources = [ArrayRecordDataSource(path) for path in self._sources(count)]
+        return Together([MapDataset.source(source).shuffle(seed=1) for source in sources])
 
     def ranges(self, count):
         return [MapDataset.range(n, n + 200) for n in range(count)]
@@ -114,10 +141,27 @@ class Cases:
             FILES,
             lambda n: MapDataset.source(ArrayRecordDataSource(self._sources(n))).shuffle(seed=1),
         )
+        yield "one source of links, shuffled", "files", LINKS, self.linked
+        yield "one file, shuffled", "chunks", CHUNKS, self.chunks
+        yield "pipelines in turns", "pipelines", PIPELINES, self.pipelines
         yield "maps after each other", "stages", (1, 10, 100), staged
         yield "slices after each other", "stages", (1, 10, 100), sliced
         yield "features of an element, batches of 32", "features", (1, 10, 100, 1000), featured
         yield "shuffled epochs", "records", (2, 10, 100, 1000, 10_000), shuffled_epochs
+
+
+class Together:
+    """Pipelines of one process, of which one gives an element after the other."""
+
+    def __init__(self, datasets):
+        self._datasets = datasets
+
+    def repeat(self):
+        return Together([ds.repeat() for ds in self._datasets])
+
+    def __iter__(self):
+        iterators = [iter(ds.to_iter_dataset()) for ds in self._datasets]
+        return itertools.chain.from_iterable(zip(*iterators, strict=True))
 
 
 def staged(count):
