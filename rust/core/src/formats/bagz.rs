@@ -115,7 +115,7 @@ impl Format for Bagz {
         }
         let records_len = if limits.is_some() { stored.byte_len() } else { begin };
         let num_records = (end - begin) / LIMIT_LEN;
-        let offsets = IndexHandle::new();
+        let offsets = IndexHandle::default();
         let file = BagzFile {
             offsets,
             stored,
@@ -344,7 +344,7 @@ impl RecordFile for BagzFile {
     }
 
     fn locate(&self, picks: &mut [Pick], latency: Option<&StorageLatency>) -> Result<bool> {
-        let offsets = self.offsets.offsets(latency, |latency| self.load(latency))?;
+        let offsets = self.offsets.get(latency, |latency| self.load(latency))?;
         offsets.map_or(Ok(false), |offsets| locate_between(&offsets, picks, !self.is_zstd))
     }
 

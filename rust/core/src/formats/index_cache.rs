@@ -1,10 +1,13 @@
-//! The offsets in files that are open, with a memory limit for each process.
+//! Indices of files that are open, with a memory limit for each process.
 //!
-//! Those of the least recently used files are moved to a temporary file, where looking one up takes a
+//! Offsets of the least recently used files are moved to a temporary file, where looking one up takes a
 //! microsecond; reading an index again takes milliseconds. Where there is no place for them, they are
-//! dropped.
+//! dropped, as other indices are.
 
+use std::any::Any;
 use std::collections::HashMap;
+use std::fmt::Debug;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -41,9 +44,30 @@ pub(super) fn room() -> u64 {
     ((budget() / 8).saturating_sub(cached_bytes()) / size_of::<u32>()) as u64
 }
 
+/// What is kept of a file or a part of it, and can be found again.
+pub trait CachedIndex: Any + Debug + Send + Sync {
+    /// How many bytes of memory it takes.
+    fn byte_len(&self) -> usize;
+
+    /// It, if it is offsets.
+    fn into_offsets(self: Arc<Self>) -> Option<Arc<Offsets>> {
+        None
+    }
+}
+
+impl CachedIndex for Offsets {
+    fn byte_len(&self) -> usize {
+        Self::byte_len(self)
+    }
+
+    fn into_offsets(self: Arc<Self>) -> Option<Arc<Offsets>> {
+        Some(self)
+    }
+}
+
 #[derive(Debug, Default)]
 struct IndexCache {
-    in_memory: Lru<u64, Arc<Offsets>>,
+    in_memory: Lru<u64, Arc<dyn CachedIndex>>,
     elsewhere: HashMap<u64, Elsewhere>,
     elsewhere_len: usize,
 }
@@ -85,7 +109,7 @@ impl Elsewhere {
     }
 }
 
-type Leaving = Vec<(u64, Arc<Offsets>)>;
+type Leaving = Vec<(u64, Arc<dyn CachedIndex>)>;
 
 fn with_cache<T>(work: impl FnOnce(&mut IndexCache) -> T) -> T {
     work(&mut CACHE.lock())
@@ -96,20 +120,25 @@ impl IndexCache {
         self.in_memory.weight() + self.elsewhere_len
     }
 
-    fn get(&mut self, file: u64) -> Option<Arc<Offsets>> {
-        let in_memory = self.in_memory.get(&file).cloned();
-        in_memory.or_else(|| self.elsewhere.get(&file).map(Elsewhere::offsets))
+    fn get<T: CachedIndex>(&mut self, file: u64) -> Option<Arc<T>> {
+        let index: Arc<dyn Any + Send + Sync> = match self.in_memory.get(&file) {
+            Some(index) => Arc::<dyn CachedIndex>::clone(index),
+            None => self.elsewhere.get(&file)?.offsets(),
+        };
+        index.downcast().ok()
     }
 
-    fn insert(&mut self, file: u64, offsets: Arc<Offsets>) {
+    fn insert(&mut self, file: u64, index: Arc<dyn CachedIndex>) {
         self.remove(file);
-        if offsets.is_in_memory() {
-            let byte_len = offsets.byte_len();
-            self.in_memory.insert(file, offsets, byte_len);
-        } else {
+        let offsets = Arc::clone(&index).into_offsets();
+        if let Some(offsets) = offsets.filter(|offsets| !offsets.is_in_memory()) {
+            drop(index); // `Elsewhere` takes the only one apart
             let elsewhere = Elsewhere::of(offsets);
             self.elsewhere_len += elsewhere.byte_len();
             self.elsewhere.insert(file, elsewhere);
+        } else {
+            let byte_len = index.byte_len();
+            self.in_memory.insert(file, index, byte_len);
         }
     }
 
@@ -122,10 +151,12 @@ impl IndexCache {
         }
         // An eighth more than needed, so that it happens less often.
         while self.byte_len() > budget - budget / 8
-            && let Some((file, offsets)) = self.in_memory.pop_oldest()
+            && let Some((file, index)) = self.in_memory.pop_oldest()
         {
-            self.elsewhere.insert(file, Elsewhere::Leaving(Arc::clone(&offsets)));
-            leaving.push((file, offsets));
+            if let Some(offsets) = Arc::clone(&index).into_offsets() {
+                self.elsewhere.insert(file, Elsewhere::Leaving(offsets));
+            }
+            leaving.push((file, index));
         }
         if self.byte_len() > budget {
             self.elsewhere_len = 0;
@@ -144,7 +175,7 @@ impl IndexCache {
         match spilled {
             Some(spilled) => self.insert(file, spilled),
             // One file may exceed the budget: nothing could be read of it otherwise.
-            None if is_only_one => self.insert(file, Arc::clone(offsets)),
+            None if is_only_one => self.insert(file, Arc::<Offsets>::clone(offsets)),
             None => self.remove(file),
         }
     }
@@ -158,59 +189,63 @@ impl IndexCache {
     }
 }
 
-/// Moves offsets to a temporary file, or drops them. Others may look them up meanwhile.
+/// Moves offsets to a temporary file, where others may look them up meanwhile, or drops them.
 fn evict(leaving: Leaving) {
-    for (file, offsets) in leaving {
+    for (file, index) in leaving {
+        let Some(offsets) = index.into_offsets() else { continue };
         let spilled = offsets.spilled().map(Arc::new);
         with_cache(|cache| cache.replace(file, &offsets, spilled));
     }
 }
 
-/// Where the offsets of an open file are: in the cache, as long as there is room, and in the file.
+/// Where the index of an open file is: in the cache, as long as there is room, and in the file.
 #[derive(Debug)]
-pub(crate) struct IndexHandle(u64);
+pub struct IndexHandle<T: CachedIndex = Offsets>(u64, PhantomData<fn() -> T>);
 
-impl IndexHandle {
-    /// A handle of a file whose offsets are not cached yet.
-    pub(crate) fn new() -> Self {
-        Self(NEXT_ID.fetch_add(1, Ordering::Relaxed))
+impl<T: CachedIndex> Default for IndexHandle<T> {
+    /// A handle of an index that is not cached yet.
+    fn default() -> Self {
+        Self(NEXT_ID.fetch_add(1, Ordering::Relaxed), PhantomData)
     }
+}
 
-    /// Caches the offsets.
-    pub(crate) fn keep(&self, offsets: &Arc<Offsets>) {
+impl<T: CachedIndex> IndexHandle<T> {
+    /// Caches the index.
+    pub fn keep(&self, index: &Arc<T>) {
         evict(with_cache(|cache| {
-            cache.insert(self.0, Arc::clone(offsets));
+            cache.insert(self.0, Arc::<T>::clone(index));
             cache.leaving(budget())
         }));
     }
 
-    /// The offsets if they are cached. Else `load` reads them, on one thread at a time, and they are
-    /// cached; or there are none, without a latency to measure.
+    /// The index if it is cached. Else `load` reads it, on one thread at a time, and it is cached; or
+    /// there is none, without a latency to measure.
     ///
     /// # Errors
     /// Those of `load`, and [`Error::Interrupted`](crate::Error::Interrupted).
-    pub(crate) fn offsets(
+    pub(crate) fn get(
         &self,
         latency: Option<&StorageLatency>,
-        load: impl FnOnce(&StorageLatency) -> Result<Arc<Offsets>>,
-    ) -> Result<Option<Arc<Offsets>>> {
+        load: impl FnOnce(&StorageLatency) -> Result<Arc<T>>,
+    ) -> Result<Option<Arc<T>>> {
         let cached = self.cached();
         let (None, Some(latency)) = (&cached, latency) else { return Ok(cached) };
         let _guard = LOADS.enter(self.0)?;
-        if let Some(offsets) = self.cached() {
-            return Ok(Some(offsets));
+        if let Some(index) = self.cached() {
+            return Ok(Some(index));
         }
-        let offsets = load(latency)?;
-        self.keep(&offsets);
-        Ok(Some(offsets))
+        let index = load(latency)?;
+        self.keep(&index);
+        Ok(Some(index))
     }
 
-    fn cached(&self) -> Option<Arc<Offsets>> {
+    /// The index if it is cached.
+    pub fn cached(&self) -> Option<Arc<T>> {
         with_cache(|cache| cache.get(self.0))
     }
 }
 
-impl Drop for IndexHandle {
+impl<T: CachedIndex> Drop for IndexHandle<T> {
     fn drop(&mut self) {
         with_cache(|cache| cache.remove(self.0));
     }
@@ -227,14 +262,19 @@ mod tests {
         Arc::new(offsets)
     }
 
+    fn found(cache: &mut IndexCache, file: u64) -> Option<Arc<Offsets>> {
+        cache.get(file)
+    }
+
     fn inserted(cache: &mut IndexCache, file: u64, count: u64, budget: usize, can_spill: bool) {
         cache.insert(file, offsets(count));
-        for (file, offsets) in cache.leaving(budget) {
+        for (file, index) in cache.leaving(budget) {
+            let offsets = index.into_offsets().unwrap();
             let spilled = if can_spill { offsets.spilled().map(Arc::new) } else { None };
             assert_eq!(spilled.is_some(), can_spill);
             cache.replace(file, &offsets, spilled);
         }
-        let in_memory = cache.in_memory.iter().map(|(_, offsets)| offsets.byte_len());
+        let in_memory = cache.in_memory.iter().map(|(_, index)| index.byte_len());
         let elsewhere = cache.elsewhere.values().map(Elsewhere::byte_len);
         assert_eq!(cache.byte_len(), in_memory.chain(elsewhere).sum());
         assert!(cache.byte_len() <= budget || cache.in_memory.len() == 1 && !can_spill);
@@ -248,21 +288,52 @@ mod tests {
             let mut cache = IndexCache::default();
             for file in 0..1000 {
                 inserted(&mut cache, file, 1000, budget, can_spill);
-                assert!(cache.get(0).is_some_and(|offsets| offsets.is_in_memory()), "in use");
-                assert_eq!(cache.get(file).unwrap().get(999), Some(1000));
+                assert!(
+                    found(&mut cache, 0).is_some_and(|offsets| offsets.is_in_memory()),
+                    "in use"
+                );
+                assert_eq!(found(&mut cache, file).unwrap().get(999), Some(1000));
             }
             let num_in_memory = cache.in_memory.len();
             assert!((20..=64).contains(&num_in_memory), "{num_in_memory}");
             assert_eq!(cache.elsewhere.len() + num_in_memory == 1000, can_spill);
             for file in [1, 500, 999] {
-                let found = cache.get(file).and_then(|offsets| offsets.get(700));
-                assert_eq!(found.is_some(), can_spill || file == 999);
-                assert!(found.is_none_or(|found| found == 701));
+                let offset = found(&mut cache, file).and_then(|offsets| offsets.get(700));
+                assert_eq!(offset.is_some(), can_spill || file == 999);
+                assert!(offset.is_none_or(|offset| offset == 701));
             }
             cache.remove(999);
             inserted(&mut cache, 2000, 100_000, budget, can_spill);
             (0..=2000).for_each(|file| cache.remove(file));
             assert_eq!(cache.byte_len(), 0);
+        }
+    }
+
+    #[derive(Debug)]
+    struct Other(usize);
+
+    impl CachedIndex for Other {
+        fn byte_len(&self) -> usize {
+            self.0
+        }
+    }
+
+    #[test]
+    fn other_indices_share_the_budget_and_are_dropped() {
+        let mut cache = IndexCache::default();
+        let byte_len = offsets(1000).byte_len();
+        (0..100).for_each(|file| match file % 2 {
+            0 => cache.insert(file, offsets(1000)),
+            _ => cache.insert(file, Arc::new(Other(byte_len))),
+        });
+        let leaving = cache.leaving(48 * byte_len);
+        assert_eq!(cache.byte_len(), 42 * byte_len);
+        let left: Vec<u64> = leaving.iter().map(|&(file, _)| file).collect();
+        assert_eq!(left, (0..58).collect::<Vec<_>>(), "the oldest");
+        for file in 0..100 {
+            assert_eq!(cache.get::<Offsets>(file).is_some(), file % 2 == 0, "{file}");
+            let other = cache.get::<Other>(file);
+            assert_eq!(other.is_some(), file % 2 == 1 && !left.contains(&file), "{file}");
         }
     }
 
@@ -273,15 +344,16 @@ mod tests {
         let leaving = cache.leaving(100);
         assert_eq!(leaving.len(), 3);
         assert!(cache.leaving(100).is_empty(), "they leave once");
-        assert!((0..3).all(|file| cache.get(file).is_some()));
+        assert!((0..3).all(|file| found(&mut cache, file).is_some()));
         cache.remove(0);
         cache.insert(1, offsets(7));
-        for (file, offsets) in leaving {
+        for (file, index) in leaving {
+            let offsets = index.into_offsets().unwrap();
             let spilled = offsets.spilled().map(Arc::new);
             cache.replace(file, &offsets, spilled);
         }
-        assert!(cache.get(0).is_none());
-        assert_eq!(cache.get(1).unwrap().len(), 7);
-        assert_eq!(cache.get(2).unwrap().get(999), Some(1000));
+        assert!(found(&mut cache, 0).is_none());
+        assert_eq!(found(&mut cache, 1).unwrap().len(), 7);
+        assert_eq!(found(&mut cache, 2).unwrap().get(999), Some(1000));
     }
 }

@@ -124,7 +124,7 @@ impl Format for Megatron {
             );
             return Err(in_index(&*index, "header at byte 0", &FormatError::new(text)));
         }
-        let offsets = IndexHandle::new();
+        let offsets = IndexHandle::default();
         let file = MegatronFile { offsets, stored, index, num_sequences, num_bounds, token_len };
         if num_sequences.max(num_bounds) <= STEP {
             file.offsets.keep(&Arc::new(file.read_index(reader)?));
@@ -264,7 +264,7 @@ impl RecordFile for MegatronFile {
     }
 
     fn locate(&self, picks: &mut [Pick], latency: Option<&StorageLatency>) -> Result<bool> {
-        let offsets = self.offsets.offsets(latency, |latency| self.load(latency))?;
+        let offsets = self.offsets.get(latency, |latency| self.load(latency))?;
         offsets.map_or(Ok(false), |offsets| locate_between(&offsets, picks, true))
     }
 

@@ -79,7 +79,7 @@ impl ArrayRecordFile {
             read_index(&tail, &footer_extent, max_offsets)
                 .map_err(|error| in_footer(&*stored, footer_offset, error))?;
         let is_plain = is_plain(&footer);
-        let offsets = IndexHandle::new();
+        let offsets = IndexHandle::default();
         if let Some(found) = found {
             offsets.keep(&Arc::new(found));
         }
@@ -180,7 +180,7 @@ impl RecordFile for ArrayRecordFile {
     }
 
     fn locate(&self, picks: &mut [Pick], latency: Option<&StorageLatency>) -> Result<bool> {
-        let Some(offsets) = self.offsets.offsets(latency, |latency| self.load(latency))? else {
+        let Some(offsets) = self.offsets.get(latency, |latency| self.load(latency))? else {
             return Ok(false);
         };
         let mut offsets = offsets.reader();

@@ -45,7 +45,7 @@ impl<F: Framing> Format for ScannedFormat<F> {
         };
         let identity = identity(self.framing.name(), compression, &*stored, ends_hash);
         let index = self.index(storage, reader, latency, &*stored, &identity)?;
-        let begins = IndexHandle::new();
+        let begins = IndexHandle::default();
         let (num_records, end) = (index.num_records(), index.end);
         // Offsets of a compressed file are needed to decode, so they stay.
         if index.points.is_none() {
@@ -252,7 +252,7 @@ impl<F: Framing> RecordFile for ScannedFile<F> {
             }
             return Ok(true);
         }
-        let Some(begins) = self.begins.offsets(latency, |latency| self.load(latency))? else {
+        let Some(begins) = self.begins.get(latency, |latency| self.load(latency))? else {
             return Ok(false);
         };
         let mut begins = begins.reader();
