@@ -225,6 +225,22 @@ def test_a_change_of_compressed_data_behind_their_index_is_noticed(tmp_path, how
         assert [source[n] for n in (0, 29_999)] == [b"line 0", b"line 29999"], "other frames"
 
 
+def test_opening_a_compressed_file_by_its_index_reads_no_more_than_a_plain_one(tmp_path):
+    lines = b"".join(b'{"x": %d}\n' % number for number in range(20_000))
+    num_reads = []
+    for end, compressed in (
+        (".jsonl", lines),
+        (".gz", gzip.compress(lines)),
+        (".zst", formats.zstd(lines)),
+    ):
+        path = written(tmp_path / f"x{end}", compressed)
+        num_reads.append(
+            [grain.sources.JsonLinesDataSource(path)._files.read_totals()[0] for _ in range(2)]
+        )
+    scans, by_index = zip(*num_reads, strict=True)
+    assert set(by_index) == {3} < set(scans)  # both ends of the file, and the index
+
+
 @pytest.mark.parametrize("how", ["zstd", "frames"])
 def test_an_index_is_of_one_compression(tmp_path, how):
     lines = [b"line %d" % n for n in range(30_000)]

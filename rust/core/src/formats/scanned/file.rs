@@ -13,6 +13,7 @@ use super::super::index_cache::IndexHandle;
 use super::super::offsets::Offsets;
 use super::super::raw_bytes::{WHOLE_READ_LEN, grow_to};
 use super::super::record_file::{DirectRead, Pick, RecordFile};
+use super::super::riegeli::decompress::Decompressor;
 use super::compression::{Compression, HEAD_LEN};
 use super::framing::Framing;
 use super::index::{Index, extent};
@@ -41,10 +42,18 @@ impl<F: Framing> Format for ScannedFormat<F> {
         let (ends_hash, head) = ends_hash(reader, stored.byte_len())?;
         let compression = match self.compression {
             Some(compression) => compression,
-            None => self.compression(stored.path(), &head, reader, stored.byte_len())?,
+            None => self.framing.compression(stored.path(), &head)?,
         };
+        if !compression.has_random_access() {
+            let name = compression.name();
+            let text = format!(
+                "compressed by {name}, which has no random access: read lines in order with \
+                 `JsonLinesIterDataset`, TFRecord with `TFRecordIterDataset`, or decompress the file"
+            );
+            return Err(Error::corrupt(stored.path(), "whole file", text));
+        }
         let identity = identity(self.framing.name(), compression, &*stored, ends_hash);
-        let index = self.index(storage, reader, latency, &*stored, &identity)?;
+        let index = self.index(storage, reader, latency, stored.path(), &identity, &head)?;
         let begins = IndexHandle::default();
         let (num_records, end) = (index.num_records(), index.end);
         // Offsets of a compressed file are needed to decode, so they stay.
@@ -67,48 +76,43 @@ impl<F: Framing> Format for ScannedFormat<F> {
 }
 
 impl<F: Framing> ScannedFormat<F> {
-    /// The compression of a file that begins with `head`; what that decompresses to is not of another
-    /// kind.
-    fn compression(
+    /// Checks that what a file that begins with `head` decompresses to is not of another kind.
+    fn check_content(
         &self,
         path: &Path,
         head: &[u8],
         reader: Reader<'_>,
-        byte_len: u64,
-    ) -> Result<Compression> {
-        let compression = self.framing.compression(path, head)?;
-        if !compression.has_random_access() {
-            let name = compression.name();
-            let text = format!(
-                "compressed by {name}, which has no random access: read lines in order with \
-                 `JsonLinesIterDataset`, TFRecord with `TFRecordIterDataset`, or decompress the file"
-            );
-            return Err(Error::corrupt(path, "whole file", text));
-        }
-        let input = match compression {
-            Compression::None => return Ok(compression),
+        identity: &Identity,
+    ) -> Result<()> {
+        let input = match identity.compression {
+            Compression::None => return Ok(()),
             // A block of zstd, which may be of 128 KiB, is decompressed as a whole.
-            Compression::Zstd => Input::with_head(head, reader, byte_len),
+            Compression::Zstd => Input::with_head(head, reader, identity.byte_len),
             _ => Input::of_bytes(head, 0),
         };
-        let content = inflate::head(input, compression, HEAD_LEN)
+        let content = inflate::head(input, identity.compression, HEAD_LEN)
             .map_err(|problem| Error::corrupt(path, "whole file", problem))?;
-        self.framing.check_content(path, &content)?;
-        Ok(compression)
+        self.framing.check_content(path, &content)
     }
 
-    /// The index of a file: from its index file if there is a valid one, else by a scan.
+    /// The index of a file that begins with `head`: from its index file if there is a valid one, else by
+    /// a scan.
     fn index(
         &self,
         storage: &Arc<dyn Storage>,
         reader: Reader<'_>,
         latency: &StorageLatency,
-        stored: &dyn StoredFile,
+        path: &Path,
         identity: &Identity,
+        head: &[u8],
     ) -> Result<Index> {
-        let path = stored.path();
         if let Some(index) = self.places.read(storage, latency, path, identity) {
             return Ok(index);
+        }
+        let content = self.check_content(path, head, reader, identity);
+        let is_checked = content.is_ok();
+        if self.compression.is_none() {
+            content?;
         }
         let Identity { compression, byte_len, .. } = *identity;
         let index =
@@ -118,8 +122,10 @@ impl<F: Framing> ScannedFormat<F> {
                     Error::corrupt(path, compression.place(Some(record), at), problem)
                 }
             })?;
-        // An index that cannot be kept costs another scan, not an error.
-        let _ = self.places.write(path, identity, &index);
+        if is_checked {
+            // One that cannot be written costs another scan, not an error.
+            let _ = self.places.write(path, identity, &index);
+        }
         Ok(index)
     }
 }
@@ -145,9 +151,10 @@ struct ScannedFile<F> {
     stream: Option<Stream>,
 }
 
-/// Memory for decoded records.
+/// Memory for decoded records, and what decompresses them.
 #[derive(Debug, Default)]
 struct Scratch {
+    decompressor: Decompressor,
     stream: Vec<u8>,
     record: Vec<u8>,
     values: Vec<u8>,
@@ -171,10 +178,11 @@ impl<F: Framing> ScannedFile<F> {
         let handle =
             FileHandle::open(&*self.stored, latency, false, |reader| self.is_same(reader))?;
         let reader = handle.reader(latency);
-        let index =
-            self.format.index(&self.storage, reader, latency, &*self.stored, &self.identity)?;
+        let Self { format, storage, identity, .. } = self;
+        let path = self.stored.path();
+        let index = format.index(storage, reader, latency, path, identity, &[])?;
         if (index.num_records(), index.end) != (self.num_records, self.end) {
-            return Err(Error::Changed { path: self.stored.path().display().to_string() });
+            return Err(Error::Changed { path: path.display().to_string() });
         }
         Ok(index.begins)
     }
@@ -199,10 +207,10 @@ impl<F: Framing> ScannedFile<F> {
         let mut extent_of = |record| -> Result<_> {
             Ok(extent(&mut begins, self.end, record)?.unwrap_or_default())
         };
-        let Scratch { stream: out, record: part, values, ends } = scratch;
+        let Scratch { decompressor, stream: out, record: part, values, ends } = scratch;
         let (begin, last) = (points.all[number].out_at, extent_of(records.end.saturating_sub(1))?);
         points
-            .inflate(number, last.end, raw, out)
+            .inflate(number, last.end, raw, decompressor, out)
             .map_err(|problem| self.damaged_at(pick.record, begin, &problem))?;
         values.clear();
         ends.clear();

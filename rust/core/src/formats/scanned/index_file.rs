@@ -305,6 +305,7 @@ pub(super) fn identity(
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing {
+    use super::super::super::riegeli::decompress::Decompressor;
     use super::super::index::extent;
     use super::*;
 
@@ -347,7 +348,8 @@ pub mod fuzzing {
             assert!((point.at..=identity.byte_len).contains(&points.end_of(number, last)));
             // Longer ones are refused for the limit of a chunk, which tests do not set.
             if last - point.out_at < 1 << 20 {
-                let _ = points.inflate(number, last, content, &mut Vec::new());
+                let decompressor = &mut Decompressor::default();
+                let _ = points.inflate(number, last, content, decompressor, &mut Vec::new());
             }
         }
     }

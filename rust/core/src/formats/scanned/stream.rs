@@ -2,6 +2,7 @@
 
 use super::super::format_error::{FormatError, StreamError};
 use super::super::record_limit::check_decoded_len;
+use super::super::riegeli::decompress::{Decompressor, codec};
 use super::compression::Compression;
 use super::inflate::{Boundary, Inflate, Input, WINDOW_LEN};
 
@@ -170,6 +171,7 @@ impl Points {
         number: usize,
         out_at: u64,
         raw: &[u8],
+        decompressor: &mut Decompressor,
         out: &mut Vec<u8>,
     ) -> Result<(), FormatError> {
         let begin = &self.all[number];
@@ -177,6 +179,36 @@ impl Points {
         let out_end = self.all.get(reached).map_or(self.out_len, |point| point.out_at);
         let len = out_end - begin.out_at;
         check_decoded_len(len, raw.len() as u64)?;
+        if self.compression == Compression::Zstd {
+            let end = self.all.get(reached).map_or(self.byte_len, |point| point.at);
+            let frames = usize::try_from(end - begin.at).ok().and_then(|len| raw.get(..len));
+            decompressor.decompress_stream(codec::ZSTD, frames.unwrap_or(raw), len, out)?;
+        } else {
+            self.inflate_blocks(begin, raw, len, out)?;
+        }
+        let mut rest = &out[..];
+        for (at, point) in self.all[number..reached].iter().enumerate() {
+            let end = self.all.get(number + at + 1).map_or(self.out_len, |next| next.out_at);
+            let len = usize::try_from(end - point.out_at).unwrap_or(usize::MAX);
+            let (part, after) = rest.split_at_checked(len).unwrap_or((rest, &[]));
+            if ::crc32c::crc32c(part) != point.crc {
+                return Err(FormatError::fixed(
+                    "decompressed data differ from those that were indexed",
+                ));
+            }
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Decompresses `raw`, which is gzip or zlib from the point `begin` on, to `len` bytes.
+    fn inflate_blocks(
+        &self,
+        begin: &Point,
+        raw: &[u8],
+        len: u64,
+        out: &mut Vec<u8>,
+    ) -> Result<(), FormatError> {
         let mut window = Vec::with_capacity(WINDOW_LEN);
         if !begin.window.is_empty() {
             zstd_safe::decompress(&mut window, &begin.window)
@@ -195,18 +227,6 @@ impl Points {
                 Err(StreamError::File(error)) => return Err(FormatError::new(error.to_string())),
             };
             out.extend_from_slice(&piece[..piece.len().min(len - out.len())]);
-        }
-        let mut rest = &out[..];
-        for (at, point) in self.all[number..reached].iter().enumerate() {
-            let end = self.all.get(number + at + 1).map_or(self.out_len, |next| next.out_at);
-            let len = usize::try_from(end - point.out_at).unwrap_or(usize::MAX);
-            let (part, after) = rest.split_at_checked(len).unwrap_or((rest, &[]));
-            if ::crc32c::crc32c(part) != point.crc {
-                return Err(FormatError::fixed(
-                    "decompressed data differ from those that were indexed",
-                ));
-            }
-            rest = after;
         }
         Ok(())
     }
