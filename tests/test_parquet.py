@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from pathlib import Path
 
@@ -271,6 +272,17 @@ def test_many_files_are_one_sequence_and_must_have_the_same_columns(tmp_path):
         ParquetDataSource(paths)
 
 
+def test_files_whose_writers_had_other_types_in_memory_have_other_columns(tmp_path):
+    """What is stored is the same, so columns would be shared if only that were compared."""
+    paths = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
+    for path, zone in zip(paths, ["UTC", "Europe/Paris"], strict=True):
+        table = pa.table({"x": pa.array([0, 10**9], pa.timestamp("us", zone))})
+        pq.write_table(table, path)
+    assert pq.read_metadata(paths[0]).schema.equals(pq.read_metadata(paths[1]).schema)
+    with pytest.raises(ValueError, match=r"same columns, but .*0.parquet has .*UTC.*Paris"):
+        ParquetDataSource(paths)
+
+
 def test_one_row_costs_its_pages_where_there_is_an_index_and_where_not(tmp_path):
     for index in (True, False):
         path = tmp_path / f"{index}.parquet"
@@ -311,6 +323,45 @@ def test_decoded_pages_are_kept_within_the_limit(tmp_path):
     for _ in range(20):
         source.__getitems__([rng.randrange(20_000) for _ in range(100)])
         assert source._files.cached_bytes <= 100_000
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_where_pages_are_is_kept_within_the_limit_of_indices(tmp_path, has_index):
+    """All of it counts, none of it may be needed, and it is freed with its source."""
+    for number in range(4):
+        path = tmp_path / f"{number}.parquet"
+        write(path, 2000, row_group_size=500, write_page_index=has_index, data_page_size=200)
+    code = textwrap.dedent(
+        """
+        import random, sys
+        from concurrent.futures import ThreadPoolExecutor
+        from grainmill import _native
+        from grainmill.sources import ParquetDataSource
+        paths = sys.argv[1:]
+
+        def is_right(index):
+            return [int(row["id"]) for row in source.__getitems__(index)] == [
+                at % 2000 for at in index
+            ]
+
+        for limit in (256 << 20, 10_000, 0):
+            _native.set_index_budget(limit)
+            source = ParquetDataSource(paths, cache_bytes=0)
+            orders = [random.Random(seed).sample(range(8000), 200) for seed in range(8)]
+            with ThreadPoolExecutor(4) as threads:
+                assert all(threads.map(is_right, orders))
+            print(_native.index_bytes())
+            del source
+            assert _native.index_bytes() == 0
+        """
+    )
+    paths = [tmp_path / f"{number}.parquet" for number in range(4)]
+    command = [sys.executable, "-c", code, *paths]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    unlimited, limited, none = map(int, printed.split())
+    assert unlimited > 20_000
+    assert 0 < limited <= 10_000
+    assert none == 0
 
 
 def test_threads_read_the_same_rows(tmp_path):

@@ -82,8 +82,12 @@ impl Error {
 
     /// An [`Error::Corrupt`]: what is wrong at `place` of the file at `path`.
     #[cold]
-    pub fn corrupt(path: &Path, place: impl Into<String>, problem: impl Display) -> Self {
-        let path = path.display().to_string();
+    pub fn corrupt(
+        path: impl AsRef<Path>,
+        place: impl Into<String>,
+        problem: impl Display,
+    ) -> Self {
+        let path = path.as_ref().display().to_string();
         Self::Corrupt { path, place: place.into(), problem: problem.to_string() }
     }
 }

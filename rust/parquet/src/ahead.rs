@@ -355,10 +355,10 @@ impl AheadJob {
             &Task::Open(number) => self.files.file(number).map(|_| Vec::new()),
             &Task::Place(Placing { file: number, row_group, column }) => {
                 let file = self.files.file(number as usize)?;
-                self.files.place(file, row_group, column, &self.columns)
+                Ok(file.place(row_group, column, &self.columns, self.files.room())?.1)
             }
             Task::Fetch(request) if request.is_needed() => {
-                let file = self.files.reopened(request.file)?;
+                let file = self.files.file(request.file as usize)?.reopen()?;
                 request.run(&self.files, &file).map(|()| Vec::new())
             }
             Task::Fetch(_) => Ok(Vec::new()),

@@ -11,7 +11,7 @@ use arrow_schema::TimeUnit;
 use grainmill_core::{Error, Result};
 use parquet::arrow::FieldLevels;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, RowGroups, RowSelection};
-use parquet::column::page::{PageIterator, PageReader};
+use parquet::column::page::PageIterator;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 
@@ -21,7 +21,7 @@ use crate::file::{ParquetFile, Placed};
 use crate::int96::first_wrapped;
 use crate::layout::{Layout, Place};
 use crate::pages::{Noted, Pages};
-use crate::schema::{Column, corrupt};
+use crate::schema::{Column, OneChunk};
 
 /// More is not decoded at once.
 const MAX_BYTES: u64 = 2 << 30;
@@ -67,7 +67,7 @@ struct Decoder<'a> {
     file: &'a ParquetFile,
     row_group: usize,
     column: &'a Column,
-    layouts: &'a [Arc<Layout>],
+    layouts: &'a [Layout],
     rows: Range<u64>,
 }
 
@@ -87,14 +87,14 @@ impl Decoder<'_> {
         // The crate returns errors for all damage that is known; this is for what is not.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.array(bytes)));
         let array = outcome
-            .unwrap_or_else(|_| Err(corrupt(path, &place(), &"the page cannot be decoded")))
+            .unwrap_or_else(|_| Err(Error::corrupt(path, place(), "the page cannot be decoded")))
             .map_err(|error| match error {
-                Error::Panicked(problem) => corrupt(path, &place(), &problem),
+                Error::Panicked(problem) => Error::corrupt(path, place(), problem),
                 other => other,
             })?;
         let (found, num_rows) = (array.len() as u64, rows.end - rows.start);
         if found != num_rows {
-            return Err(corrupt(path, &place(), &format!("has {found} rows of {num_rows}")));
+            return Err(Error::corrupt(path, place(), format!("has {found} rows of {num_rows}")));
         }
         Ok(array)
     }
@@ -132,7 +132,7 @@ impl Decoder<'_> {
         let place = format!("row {row}, column `{}`", self.column.field.name());
         let problem =
             format!("a time of the type INT96 is beyond what 64 bits of {unit} hold{advice}");
-        corrupt(self.file.path(), &place, &problem)
+        Error::corrupt(self.file.path(), place, problem)
     }
 
     /// Reads the rows as `levels` says.
@@ -146,7 +146,7 @@ impl Decoder<'_> {
             let name = self.column.field.name();
             let place = format!("row group {}, column `{name}`", self.row_group);
             let failure = noted.take_failure();
-            failure.unwrap_or_else(|| corrupt(self.file.path(), &place, &error))
+            failure.unwrap_or_else(|| Error::corrupt(self.file.path(), place, error))
         };
         let row_group = self.file.metadata().row_group(self.row_group);
         let num_rows = to_usize(row_group.num_rows().cast_unsigned());
@@ -235,19 +235,6 @@ impl RowGroups for OneRowGroup<'_> {
         self.decoder.file.metadata()
     }
 }
-
-/// The only column chunk of a column.
-struct OneChunk(Option<Box<dyn PageReader>>);
-
-impl Iterator for OneChunk {
-    type Item = parquet::errors::Result<Box<dyn PageReader>>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.0.take().map(Ok)
-    }
-}
-
-impl PageIterator for OneChunk {}
 
 /// Row numbers are checked to fit into memory when a file is opened.
 fn to_usize(count: u64) -> usize {

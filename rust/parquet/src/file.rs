@@ -1,17 +1,17 @@
 //! One Parquet file: its footer, its columns, and where their pages are.
 
-use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};
+use std::iter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use arrow_schema::FieldRef;
-use grainmill_core::Result;
+use grainmill_core::formats::index_cache::{CachedIndex, IndexHandle};
 use grainmill_core::io::SingleFlight;
 use grainmill_core::io::storage::{FileHandle, Reader, Storage, StoredFile};
 use grainmill_core::io::storage_latency::StorageLatency;
-use grainmill_core::process::PerProcess;
+use grainmill_core::{Error, Result};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 
@@ -19,7 +19,7 @@ use crate::fetch::{Fetched, JoinLimits, OpenFile, joined, read};
 use crate::footer::{self, Footer};
 use crate::layout::{self, Layout, MAX_SLOW_WHOLE, Place};
 use crate::room::{Held, MAX_TAKEN, Room};
-use crate::schema::{self, Choice, Column, corrupt};
+use crate::schema::{self, Choice, Column};
 
 /// The end of a file that is read to get its footer, which is often shorter.
 const TAIL: u64 = 64 << 10;
@@ -30,19 +30,23 @@ const MAGIC: &[u8] = b"PAR1";
 const MAX_GROUP_ROWS: u64 = 1 << 40;
 const ENCRYPTED_MAGIC: &[u8] = b"PARE";
 
-type Layouts = HashMap<(usize, usize), Arc<Placed>>;
+/// What an index takes beside its content, about.
+const HANDLE_LEN: usize = 128;
 
 /// A file whose footer has been read.
 #[derive(Debug)]
 pub(crate) struct ParquetFile {
     stored: Box<dyn StoredFile>,
     path: String,
+    latency: Arc<StorageLatency>,
     metadata: Arc<ParquetMetaData>,
     footer_hash: u64,
-    columns: Vec<Column>,
+    /// Shared by files with the same schema.
+    columns: Arc<[Column]>,
     /// The first row of each row group, and the number of rows.
     starts: Vec<u64>,
-    layouts: PerProcess<Mutex<Layouts>>,
+    /// Of each column of each row group.
+    placed: Vec<IndexHandle<Placed>>,
     /// The columns that threads are finding.
     finding: SingleFlight,
     hint: OnceLock<f64>,
@@ -53,7 +57,7 @@ pub(crate) struct ParquetFile {
 #[derive(Debug)]
 pub(crate) struct Placed {
     /// One for each leaf of the column.
-    pub(crate) layouts: Vec<Arc<Layout>>,
+    pub(crate) layouts: Vec<Layout>,
     /// The first row of each unit.
     pub(crate) starts: Vec<u64>,
     /// The bytes of a row once decoded, about.
@@ -63,11 +67,12 @@ pub(crate) struct Placed {
 }
 
 impl ParquetFile {
-    /// Opens the file at `path` for some of its columns.
+    /// Opens the file at `path` for some of its columns, as `like` has been opened.
     pub(crate) fn open(
         storage: &dyn Storage,
         path: &Path,
         choice: &Choice,
+        like: Option<&Self>,
         latency: &Arc<StorageLatency>,
     ) -> Result<Self> {
         let (stored, bytes) = storage.open(path)?;
@@ -76,34 +81,41 @@ impl ParquetFile {
         let footer_hash = hash(&footer);
         let place = "footer";
         let Ok(Footer { parts, encrypted }) = footer::rewritten(&footer) else {
-            return Err(corrupt(&path, place, &"it is damaged"));
+            return Err(Error::corrupt(&path, place, "it is damaged"));
         };
         // The crate returns errors for all damage that is known; this is for what is not.
         let decoded = catch_unwind(AssertUnwindSafe(|| {
-            let metadata = metadata(&parts).map_err(|error| schema::raised(&path, place, error))?;
+            let damaged = |error| Error::corrupt(&path, place, error);
+            let metadata = metadata(&parts).map_err(damaged)?;
             let metadata = Arc::new(metadata);
             let starts = starts(&metadata, &path)?;
-            let columns = schema::columns(&metadata, choice, &path)?;
+            let like = like.filter(|like| schema::is_same(&like.metadata, &metadata));
+            let columns = match like {
+                Some(like) => Arc::clone(&like.columns),
+                None => schema::columns(&metadata, choice, &path)?.into(),
+            };
             schema::check_not_encrypted(&metadata, &columns, &encrypted, &path)?;
             Ok((metadata, starts, columns))
         }));
-        let (metadata, starts, columns) =
-            decoded.unwrap_or_else(|_| Err(corrupt(&path, place, &"it cannot be decoded")))?;
+        let (metadata, starts, columns) = decoded
+            .unwrap_or_else(|_| Err(Error::corrupt(&path, place, "it cannot be decoded")))?;
         if storage.is_remote(stored.path()) {
             latency.expect_slow();
         }
-        let layouts = PerProcess::new(Default::default);
+        let num_chunks = metadata.num_row_groups() * columns.len();
+        let placed = iter::repeat_with(IndexHandle::default).take(num_chunks).collect();
         let finding = SingleFlight::new();
         let hint = OnceLock::new();
         let max_page_bytes = choice.max_page_bytes;
         Ok(Self {
             stored,
             path,
+            latency: Arc::clone(latency),
             metadata,
             footer_hash,
             columns,
             starts,
-            layouts,
+            placed,
             finding,
             hint,
             max_page_bytes,
@@ -167,8 +179,8 @@ impl ParquetFile {
     }
 
     /// Opens the file for some reads, and checks that it has not changed.
-    pub(crate) fn reopen(&self, latency: &Arc<StorageLatency>) -> Result<OpenFile> {
-        let byte_len = self.stored.byte_len();
+    pub(crate) fn reopen(&self) -> Result<OpenFile> {
+        let (latency, byte_len) = (&self.latency, self.stored.byte_len());
         let handle = FileHandle::open(&*self.stored, latency, false, |reader| {
             Ok(hash(&footer(reader, byte_len, &self.path)?) == self.footer_hash)
         })?;
@@ -177,7 +189,11 @@ impl ParquetFile {
 
     /// Where column number `column` of `row_group` is stored, if that is known.
     pub(crate) fn placed(&self, row_group: usize, column: usize) -> Option<Arc<Placed>> {
-        self.layouts.lock().get(&(row_group, column)).cloned()
+        self.handle(row_group, column).cached()
+    }
+
+    fn handle(&self, row_group: usize, column: usize) -> &IndexHandle<Placed> {
+        &self.placed[row_group * self.columns.len() + column]
     }
 
     /// Whether a column has an offset index in `row_group`.
@@ -192,28 +208,33 @@ impl ParquetFile {
     /// Finds out where a column of `row_group` is stored, or all of `columns` that have an offset
     /// index, unless that is known or another thread does.
     ///
-    /// Returns the column chunks that had to be read whole for it, as far as there is room for them.
+    /// Returns it, and the column chunks that had to be read whole for it, as far as there is room for
+    /// them.
     pub(crate) fn place(
         &self,
         row_group: usize,
         column: Option<usize>,
         columns: &[usize],
-        latency: &Arc<StorageLatency>,
         room: &Arc<Room>,
-    ) -> Result<Vec<Held>> {
+    ) -> Result<(Vec<Arc<Placed>>, Vec<Held>)> {
         // Those with an offset index are found together.
         let number = (row_group as u64) << 32 | column.map_or(u64::MAX >> 32, |at| at as u64);
         let _finding = self.finding.enter(number)?;
-        let is_unknown = |&column: &usize| self.placed(row_group, column).is_none();
-        let columns: Vec<usize> = match column {
+        let mut columns: Vec<usize> = match column {
             Some(column) => vec![column],
             None => columns.iter().copied().filter(|&at| self.has_index(row_group, at)).collect(),
         };
-        let columns: Vec<usize> = columns.into_iter().filter(is_unknown).collect();
+        let mut placed = Vec::new();
+        columns.retain(|&column| {
+            let known = self.placed(row_group, column);
+            let is_unknown = known.is_none();
+            placed.extend(known);
+            is_unknown
+        });
         if columns.is_empty() {
-            return Ok(Vec::new());
+            return Ok((placed, Vec::new()));
         }
-        let file = self.reopen(latency)?;
+        let file = self.reopen()?;
         let group = self.metadata.row_group(row_group);
         let (mut indexes, mut chunks) = (Vec::new(), Vec::new());
         for &leaf in columns.iter().flat_map(|&column| &self.columns[column].leaves) {
@@ -227,7 +248,7 @@ impl ParquetFile {
         for (range, _) in joined(indexes, JoinLimits::INDEXES) {
             parts.push((range.start, file.read(range)?));
         }
-        if latency.is_slow() {
+        if self.latency.is_slow() {
             // The others are read one after another, and not kept.
             let mut left = MAX_TAKEN;
             chunks.retain(|chunk| {
@@ -245,11 +266,12 @@ impl ParquetFile {
         }
         let fetched = Fetched::with(file, parts);
         for column in columns {
-            let placed = Arc::new(self.found(row_group, column, &fetched)?);
-            self.layouts.lock().insert((row_group, column), placed);
+            let found = Arc::new(self.found(row_group, column, &fetched)?);
+            self.handle(row_group, column).keep(&found);
+            placed.push(found);
         }
         held.retain(|held| held.taken.may_stay());
-        Ok(held)
+        Ok((placed, held))
     }
 
     /// Where column number `column` of `row_group` is stored.
@@ -261,17 +283,26 @@ impl ParquetFile {
         let (mut byte_len, mut is_rough) = (0_u64, false);
         for &leaf in &self.columns[column].leaves {
             let place = Place { path: &self.path, row_group, column: group.column(leaf) };
-            layouts.push(Arc::new(Layout::read(place, num_rows, fetched)?));
+            layouts.push(Layout::read(place, num_rows, fetched)?);
             lens.push(u64::try_from(group.column(leaf).uncompressed_size()).unwrap_or(0));
             let decoded = layout::decoded_len(group.column(leaf));
             byte_len = byte_len.saturating_add(decoded.0);
             is_rough |= decoded.1;
         }
-        let leaves: Vec<_> = layouts.iter().map(|layout| &**layout).zip(lens).collect();
+        let leaves: Vec<_> = layouts.iter().zip(lens).collect();
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
         let row_byte_len = byte_len as f64 / num_rows.max(1) as f64;
         let starts = layout::units(&leaves, num_rows, row_byte_len);
         Ok(Placed { layouts, starts, row_byte_len, is_rough })
+    }
+}
+
+impl CachedIndex for Placed {
+    fn byte_len(&self) -> usize {
+        let starts = self.starts.capacity() * size_of::<u64>();
+        let layouts = self.layouts.capacity() * size_of::<Layout>();
+        let pages: usize = self.layouts.iter().map(Layout::pages_len).sum();
+        size_of::<Self>() + HANDLE_LEN + starts + layouts + pages
     }
 }
 
@@ -301,7 +332,7 @@ fn metadata(parts: &[Vec<u8>]) -> parquet::errors::Result<ParquetMetaData> {
 
 /// The encoded footer.
 fn footer(reader: Reader<'_>, byte_len: u64, path: &str) -> Result<Vec<u8>> {
-    let whole = |problem: &str| Err(corrupt(path, "whole file", &problem));
+    let whole = |problem: &str| Err(Error::corrupt(path, "whole file", problem));
     if byte_len == 0 {
         return whole("the file is empty");
     }
@@ -326,7 +357,7 @@ fn footer(reader: Reader<'_>, byte_len: u64, path: &str) -> Result<Vec<u8>> {
     let end = byte_len - TRAILER;
     let Some(start) = end.checked_sub(len).filter(|&start| start >= MAGIC.len() as u64) else {
         let text = format!("its length is {len} bytes, but the file has {byte_len}");
-        return Err(corrupt(path, "footer", &text));
+        return Err(Error::corrupt(path, "footer", text));
     };
     let held = usize::try_from(len).ok().and_then(|len| rest.len().checked_sub(len));
     match held {
@@ -351,11 +382,11 @@ fn starts(metadata: &ParquetMetaData, path: &str) -> Result<Vec<u64>> {
         let next = next.filter(|&next| usize::try_from(next).is_ok());
         let Some(next) = next else {
             let text = format!("it has {} rows", group.num_rows());
-            return Err(corrupt(path, &place(), &text));
+            return Err(Error::corrupt(path, place(), text));
         };
         if let Some(other) = group.columns().iter().find_map(|column| column.file_path()) {
             let text = format!("a column is stored in another file, `{other}`");
-            return Err(corrupt(path, &place(), &text));
+            return Err(Error::corrupt(path, place(), text));
         }
         starts.push(next);
     }

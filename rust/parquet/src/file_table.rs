@@ -1,12 +1,12 @@
 //! The files that a source reads, each opened on first use, on any thread.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use arrow_schema::FieldRef;
-use grainmill_core::io::for_each_parallel;
 use grainmill_core::io::storage::Storage;
 use grainmill_core::io::storage_latency::StorageLatency;
+use grainmill_core::io::{TryOnce, for_each_parallel};
 use grainmill_core::{Error, Result};
 
 use crate::file::ParquetFile;
@@ -25,7 +25,7 @@ pub(crate) struct FileTable {
 struct Entry {
     path: PathBuf,
     num_rows: Option<u64>,
-    file: OnceLock<ParquetFile>,
+    file: TryOnce<ParquetFile>,
 }
 
 impl FileTable {
@@ -35,7 +35,7 @@ impl FileTable {
         files: Vec<(PathBuf, Option<u64>)>,
         choice: Choice,
     ) -> Self {
-        let entry = |(path, num_rows)| Entry { path, num_rows, file: OnceLock::new() };
+        let entry = |(path, num_rows)| Entry { path, num_rows, file: TryOnce::default() };
         let entries = files.into_iter().map(entry).collect();
         Self { storage: Arc::clone(storage), choice, latency: Arc::default(), entries }
     }
@@ -76,20 +76,17 @@ impl FileTable {
 
     /// File number `number`, opened if it is not open.
     pub(crate) fn file(&self, number: usize) -> Result<&ParquetFile> {
-        let entry = &self.entries[number];
-        if let Some(file) = entry.file.get() {
-            return Ok(file);
-        }
-        let file = ParquetFile::open(&*self.storage, &entry.path, &self.choice, &self.latency)?;
-        if let Some(expected) = entry.num_rows
-            && expected != file.num_rows()
-        {
-            return Err(Error::Changed { path: file.path().to_owned() });
-        }
-        if number > 0 {
-            check_same_columns(self.file(0)?, &file)?;
-        }
-        Ok(entry.file.get_or_init(|| file))
+        let Entry { path, num_rows, file } = &self.entries[number];
+        file.get_or_make(|| {
+            let first = if number > 0 { Some(self.file(0)?) } else { None };
+            let Self { storage, choice, latency, .. } = self;
+            let file = ParquetFile::open(&**storage, path, choice, first, latency)?;
+            if num_rows.is_some_and(|expected| expected != file.num_rows()) {
+                return Err(Error::Changed { path: file.path().to_owned() });
+            }
+            first.map_or(Ok(()), |first| check_same_columns(first, &file))?;
+            Ok(file)
+        })
     }
 
     /// Opens the files of these numbers, many at a time where that helps. Of several errors, that of the

@@ -11,11 +11,10 @@ use grainmill_core::{Error, Result};
 use parquet::file::metadata::RowGroupMetaData;
 
 use crate::cache::Cache;
-use crate::fetch::OpenFile;
 use crate::file::ParquetFile;
 use crate::file_table::FileTable;
 use crate::placings::Placings;
-use crate::room::{Held, Room};
+use crate::room::Room;
 use crate::schema::Choice;
 
 /// The limits of what is decoded before it is asked for; between them it is half of the cache's.
@@ -183,20 +182,9 @@ impl ParquetFiles {
         unopened.into_iter()
     }
 
-    /// A file, opened for some reads.
-    pub(crate) fn reopened(&self, number: u32) -> Result<OpenFile> {
-        self.file(number as usize)?.reopen(self.table.latency())
-    }
-
-    /// See [`ParquetFile::place`].
-    pub(crate) fn place(
-        &self,
-        file: &ParquetFile,
-        row_group: usize,
-        column: Option<usize>,
-        columns: &[usize],
-    ) -> Result<Vec<Held>> {
-        file.place(row_group, column, columns, self.table.latency(), self.room.get())
+    /// The limit on what is read to find pages.
+    pub(crate) fn room(&self) -> &Arc<Room> {
+        self.room.get()
     }
 
     /// What is being found by jobs.

@@ -12,7 +12,6 @@ use parquet::basic::{ConvertedType, Type};
 use parquet::file::metadata::ColumnChunkMetaData;
 
 use crate::fetch::Fetched;
-use crate::schema::corrupt;
 use crate::thrift::{self, PageHeader, PageKind, PageSpan, Problem};
 
 /// A shorter chunk is fetched whole to read its page headers.
@@ -64,13 +63,13 @@ pub(crate) struct Place<'a> {
 }
 
 impl Place<'_> {
-    pub(crate) fn corrupt(&self, problem: &str) -> grainmill_core::Error {
+    pub(crate) fn corrupt(&self, problem: &str) -> Error {
         let name = self.column.column_path().string();
         let place = format!("row group {}, column `{name}`", self.row_group);
-        corrupt(self.path, &place, &problem)
+        Error::corrupt(self.path, place, problem)
     }
 
-    pub(crate) fn corrupt_page(&self, at: u64, problem: &str) -> grainmill_core::Error {
+    pub(crate) fn corrupt_page(&self, at: u64, problem: &str) -> Error {
         self.corrupt(&format!("page at byte {at}: {problem}"))
     }
 
@@ -120,6 +119,11 @@ impl Layout {
             None => scanned(place, &chunk, num_rows, fetched)?,
         };
         Ok(Self { chunk, pages, num_rows })
+    }
+
+    /// How many bytes of memory its pages take.
+    pub(crate) fn pages_len(&self) -> usize {
+        self.pages.as_ref().map_or(0, |pages| pages.capacity() * size_of::<PageSpan>())
     }
 
     /// The ranges of the file that hold `rows`.

@@ -301,7 +301,7 @@ impl ParquetFiles {
         for request in requests_of(units, limits) {
             let file = match opened.files.entry(request.file) {
                 Entry::Occupied(entry) => entry.into_mut(),
-                Entry::Vacant(entry) => entry.insert(self.reopened(request.file)?),
+                Entry::Vacant(entry) => entry.insert(self.file(request.file as usize)?.reopen()?),
             };
             request.run(self, file)?;
         }

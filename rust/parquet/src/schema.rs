@@ -108,10 +108,12 @@ pub(crate) fn columns(
             });
             let (levels, views) = match found {
                 Some(found) => found,
-                None => (hinted(None).map_err(|error| corrupt(path, "schema", &error))?, None),
+                None => {
+                    (hinted(None).map_err(|error| Error::corrupt(path, "schema", error))?, None)
+                }
             };
             let found = fields_of(metadata, &levels);
-            let found = found.map_err(|error| corrupt(path, "schema", &error))?;
+            let found = found.map_err(|error| Error::corrupt(path, "schema", error))?;
             let Some(field) = found.first().cloned() else { continue };
             (field, views.and_then(|views| hinted(Some(views)).ok()).unwrap_or(levels))
         };
@@ -131,9 +133,16 @@ pub(crate) fn columns(
             is_unchecked |= matches!(leaf, DataType::Utf8 | DataType::LargeUtf8) && !is_checked;
             leaf.clone()
         });
+        let levels = levels.clone(); // the crate's has room for all columns of the schema
         columns.push(Column { field, levels, in_seconds, is_unchecked, leaves });
     }
     Ok(columns)
+}
+
+/// Whether two files have the same columns, of which the same is known.
+pub(crate) fn is_same(a: &ParquetMetaData, b: &ParquetMetaData) -> bool {
+    let [a, b] = [a, b].map(ParquetMetaData::file_metadata);
+    a.schema() == b.schema() && a.key_value_metadata() == b.key_value_metadata()
 }
 
 /// The fields of a table that is read as `levels` says.
@@ -168,7 +177,7 @@ pub(crate) fn check_not_encrypted(
     let Some(&leaf) = leaves.find(|leaf| encrypted.contains(leaf)) else { return Ok(()) };
     let name = metadata.file_metadata().schema_descr().column(leaf).path().string();
     let problem = "encrypted, which is not supported; select others with `columns`";
-    Err(corrupt(path, &format!("column `{name}`"), &problem))
+    Err(Error::corrupt(path, format!("column `{name}`"), problem))
 }
 
 /// No row group; a reader of it knows the types of its columns.
@@ -176,17 +185,18 @@ struct NoRows<'a> {
     metadata: &'a ParquetMetaData,
 }
 
-struct NoPages;
+/// The column chunks of a column in one row group: one, if there is one.
+pub(crate) struct OneChunk(pub(crate) Option<Box<dyn PageReader>>);
 
-impl Iterator for NoPages {
+impl Iterator for OneChunk {
     type Item = parquet::errors::Result<Box<dyn PageReader>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        None
+        self.0.take().map(Ok)
     }
 }
 
-impl PageIterator for NoPages {}
+impl PageIterator for OneChunk {}
 
 impl RowGroups for NoRows<'_> {
     fn num_rows(&self) -> usize {
@@ -194,7 +204,7 @@ impl RowGroups for NoRows<'_> {
     }
 
     fn column_chunks(&self, _leaf: usize) -> parquet::errors::Result<Box<dyn PageIterator>> {
-        Ok(Box::new(NoPages))
+        Ok(Box::new(OneChunk(None)))
     }
 
     fn row_groups(&self) -> Box<dyn Iterator<Item = &RowGroupMetaData> + '_> {
@@ -355,20 +365,4 @@ fn type_with_leaves(data_type: &DataType, leaf: &mut dyn FnMut(&DataType) -> Dat
         DataType::RunEndEncoded(_, values) => type_with_leaves(values.data_type(), leaf),
         other => leaf(other),
     }
-}
-
-/// `problem` at `place` of the file at `path`; or the error of the storage that the crate passed on.
-pub(crate) fn raised(path: &str, place: &str, problem: ParquetError) -> Error {
-    match problem {
-        ParquetError::External(inner) => match inner.downcast::<Error>() {
-            Ok(error) => *error,
-            Err(other) => corrupt(path, place, &other),
-        },
-        other => corrupt(path, place, &other),
-    }
-}
-
-/// An error in the file at `path`.
-pub(crate) fn corrupt(path: &str, place: &str, problem: &dyn ToString) -> Error {
-    Error::Corrupt { path: path.to_owned(), place: place.to_owned(), problem: problem.to_string() }
 }
