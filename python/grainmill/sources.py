@@ -16,8 +16,8 @@ from grainmill.array_record import check_reader_options
 if TYPE_CHECKING:
     from grainmill._shared_memory_source import SharedMemoryDataSource
     from grainmill._sources.bagz import BagzDataSource
-    from grainmill._sources.folder import FolderDataSource
     from grainmill._sources.fixed_len import NpyDataSource, TokensDataSource
+    from grainmill._sources.folder import FolderDataSource
     from grainmill._sources.hugging_face import HuggingFaceDataSource, HuggingFaceIterDataset
     from grainmill._sources.json_lines import JsonLinesDataSource
     from grainmill._sources.json_lines_dataset import JsonLinesIterDataset
