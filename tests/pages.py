@@ -117,7 +117,7 @@ def result_of(command):
 
 def compare(expected, found, place):
     if sys.version_info[:2] != PYTHON_OF_OUTPUTS:
-        expected, found = (re.sub(r"\d[\d.,]*", "0", text) for text in (expected, found))
+        expected, found = (re.sub(r"\d+(?:[.,]\d+)*", "0", text) for text in (expected, found))
     same = doctest.OutputChecker().check_output(expected, found, doctest.ELLIPSIS)
     assert same, f"{place}: expected\n{expected}\nfound\n{found}"
 

@@ -45,7 +45,10 @@ def test_the_code_of_a_page_runs(page, tmp_path):
 
 
 WRONG = {
-    "another output": ('```python\nprint(1)\n```\n\n```text title="Output"\n2\n```\n', "expected"),
+    "another output": (
+        '```python\nprint("one")\n```\n\n```text title="Output"\ntwo\n```\n',
+        "expected",
+    ),
     "an exception": ("```python\nraise KeyError('seven')\n```\n", "seven"),
     "a program that fails": (
         '```python title="a.py"\nraise SystemExit(3)\n```\n\n```console\n$ python a.py\n```\n',

@@ -228,7 +228,8 @@ def test_where_no_function_of_the_user_runs_it_says_so(caplog, monkeypatch):
     caplog.set_level(logging.WARNING, "grainmill")
     hung = threading.Lock()
     hung.acquire()
-    monkeypatch.setattr(PendingElements, "wait", functools.partial(hung.acquire, timeout=2))
+    wait = staticmethod(functools.partial(hung.acquire, timeout=2))
+    monkeypatch.setattr(PendingElements, "wait", wait)
     monkeypatch.setattr(Program, "waits_for_storage", True)
     iterator = iter(grain.MapDataset.range(20).map(hangs).to_iter_dataset())
     assert next(iterator) == 0

@@ -42,6 +42,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return _cached, (value.__wrapped__, value.cache_parameters())
         elif kind is functools.cached_property:  # it may hold a lock
             return _property, (value.func, value.attrname)
+        elif kind is functools.singledispatchmethod:  # since 3.13 it has weak references
+            return _dispatched_method, (value.func, value.dispatcher)
         elif kind is types.CodeType:
             return _code, (value.co_filename, *self.dispatch_table[kind](value))
         elif kind is types.FunctionType:
@@ -158,6 +160,12 @@ def _dispatched(function: Any, registry: dict[type, Any]) -> Any:
     for kind, implementation in registry.items():
         if kind is not object:
             found.register(kind, implementation)
+    return found
+
+
+def _dispatched_method(function: Any, dispatcher: Any) -> Any:
+    found = functools.singledispatchmethod(function)
+    found.dispatcher = dispatcher
     return found
 
 

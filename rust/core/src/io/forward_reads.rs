@@ -222,6 +222,8 @@ fn usize_of(len: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::super::read_queue::Permit;
     use super::super::storage::ReadAt;
     use super::super::storage_latency::StorageLatency;
@@ -229,6 +231,9 @@ mod tests {
     use crate::bytes::ScatterBuffers;
 
     /// Each byte is the low one of its position in MiB.
+    /// These tests take places in the one schedule of the process.
+    static IN_TURN: Mutex<()> = Mutex::new(());
+
     #[derive(Debug)]
     struct Far;
 
@@ -263,6 +268,7 @@ mod tests {
 
     #[test]
     fn long_reads_hold_no_more_than_a_window_before_and_behind() {
+        let _turn = IN_TURN.lock().unwrap();
         let latency = StorageLatency::default();
         latency.expect_slow();
         let (reader, byte_len) = (Reader::new(&Far, &latency), 200 << 20);
@@ -282,6 +288,7 @@ mod tests {
 
     #[test]
     fn nothing_is_read_ahead_beside_as_many_reads_as_a_process_may_have() {
+        let _turn = IN_TURN.lock().unwrap();
         let queue = ReadQueue::of_process();
         let held: Vec<Permit> = std::iter::from_fn(|| queue.enter()).collect();
         let latency = StorageLatency::default();
