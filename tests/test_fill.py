@@ -185,11 +185,14 @@ def test_each_element_is_announced_before_it_is_computed(folder, name):
         return as_array(record)
 
     program = compiled(dataset(folder, name, first=watched)._node)
-    program.run(0, 1)  # tells that the file is in memory
+    for _ in range(
+        100
+    ):  # tells that the file is in memory, also where the first read has lost its core
+        program.run(0, 1)
+    made_at.clear()
     program.mark = marked.append
     targets, _ = rows_for(100)
     filled, _ = program.run_incrementally(20, 100).fill(targets, 25, 120, 4)
-    made_at.remove(0)
     assert 0 < filled <= len(made_at)
     assert made_at == list(range(25, 25 + len(made_at)))
 
