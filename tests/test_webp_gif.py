@@ -37,6 +37,12 @@ def random_pixels(rng, channels):
     return pixels
 
 
+def check_modes(data, seed):
+    for channels in MODES:
+        found = DecodeImage(channels=channels).map(data)
+        np.testing.assert_array_equal(found, by_pil(opened(data), channels), f"{seed}")
+
+
 def random_webp(rng):
     options = {
         "quality": int(rng.integers(0, 101)),
@@ -57,9 +63,7 @@ def random_webp(rng):
 def test_random_webp_images_are_those_of_pil():
     for seed in range(SEED, SEED + cases(150, 20_000)):
         data = random_webp(np.random.default_rng(seed))
-        for channels in MODES:
-            found = DecodeImage(channels=channels).map(data)
-            np.testing.assert_array_equal(found, by_pil(opened(data), channels), f"{seed}")
+        check_modes(data, seed)
         image = opened(data)
         assert DecodeImage(channels=None).map(data).shape[2] == len(image.getbands())
 
@@ -116,9 +120,7 @@ def lzw(numbers, bits):
 def test_random_gif_images_are_those_of_pil():
     for seed in range(SEED, SEED + cases(300, 20_000)):
         data = gif(np.random.default_rng(seed))
-        for channels in MODES:
-            found = DecodeImage(channels=channels).map(data)
-            np.testing.assert_array_equal(found, by_pil(opened(data), channels), f"{seed}")
+        check_modes(data, seed)
 
 
 def test_gif_images_that_pil_wrote_are_those_of_pil():
@@ -131,9 +133,7 @@ def test_gif_images_that_pil_wrote_are_those_of_pil():
         if rng.random() < 0.3:
             options |= {"save_all": True, "append_images": [image.rotate(180)]}
         data = saved(image, "GIF", **options)
-        for channels in MODES:
-            found = DecodeImage(channels=channels).map(data)
-            np.testing.assert_array_equal(found, by_pil(opened(data), channels), f"{seed}")
+        check_modes(data, seed)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -197,9 +197,9 @@ class Timeline:
 
     def num_dropped(self) -> int:
         """How many events were dropped, here and by workers."""
-        added, self._num_added = next(self._num_added), itertools.count()
-        self._num_dropped += added - len(self._own.events)
-        return self._num_dropped
+        added = next(self._num_added)
+        self._num_added = itertools.count(added)
+        return self._num_dropped + added - len(self._own.events)
 
     def processes(self) -> Iterator[tuple[int, str, int, EventsOfProcess]]:
         """For each process its number, its name, its place among them, and its events."""

@@ -369,10 +369,4 @@ impl RecordFile for BagzFile {
         scratch.ends.push(raw.len());
         Ok(ChunkRecords::new(raw, &scratch.ends))
     }
-
-    #[cold]
-    fn damaged(&self, pick: &Pick, problem: &FormatError) -> Error {
-        let place = format!("record {} at byte {}", pick.record, pick.begin);
-        Error::corrupt(self.stored.path(), place, problem)
-    }
 }

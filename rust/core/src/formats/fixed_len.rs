@@ -8,7 +8,6 @@ use std::sync::Arc;
 use super::chunk_records::ChunkRecords;
 use super::decode_scratch::DecodeScratch;
 use super::format::{Format, OpenedFile};
-use super::format_error::FormatError;
 use super::record_file::{Pick, RecordFile, as_stored};
 use crate::io::storage::{Reader, StoredFile};
 use crate::io::storage_latency::StorageLatency;
@@ -105,11 +104,5 @@ impl RecordFile for FixedLenFile {
         scratch: &'a mut DecodeScratch,
     ) -> Result<ChunkRecords<'a>> {
         Ok(as_stored(raw, scratch))
-    }
-
-    #[cold]
-    fn damaged(&self, pick: &Pick, problem: &FormatError) -> Error {
-        let place = format!("record {} at byte {}", pick.record, pick.begin);
-        Error::corrupt(self.stored.path(), place, problem)
     }
 }

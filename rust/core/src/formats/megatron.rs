@@ -280,10 +280,4 @@ impl RecordFile for MegatronFile {
     ) -> Result<ChunkRecords<'a>> {
         Ok(as_stored(raw, scratch))
     }
-
-    #[cold]
-    fn damaged(&self, pick: &Pick, problem: &FormatError) -> Error {
-        let place = format!("record {} at byte {}", pick.record, pick.begin);
-        Error::corrupt(self.stored.path(), place, problem)
-    }
 }

@@ -91,7 +91,11 @@ pub trait RecordFile: Any + Debug + Send + Sync {
     }
 
     /// The error for `problem` in the chunk of `pick`.
-    fn damaged(&self, pick: &Pick, problem: &FormatError) -> Error;
+    #[cold]
+    fn damaged(&self, pick: &Pick, problem: &FormatError) -> Error {
+        let place = format!("record {} at byte {}", pick.record, pick.begin);
+        Error::corrupt(self.stored().path(), place, problem)
+    }
 }
 
 /// A requested record and where it is stored.

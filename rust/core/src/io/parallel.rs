@@ -160,19 +160,26 @@ mod tests {
     use super::super::read_queue::DEFAULT_IN_FLIGHT;
     use super::*;
 
-    #[test]
-    fn many_items_that_take_long_are_processed_in_parallel() {
+    /// How many of 1,000 items are processed at a time, of which those from `first_slow` on take long.
+    fn most_at_a_time(first_slow: usize) -> usize {
         let active = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
         let counts = Arc::clone(&active);
-        for_each_parallel((0..1000).collect(), move |_| {
+        for_each_parallel((0..1000).collect(), move |item| {
             let now = counts.0.fetch_add(1, Ordering::Relaxed) + 1;
             counts.1.fetch_max(now, Ordering::Relaxed);
-            std::thread::sleep(Duration::from_millis(5));
+            if item >= first_slow {
+                std::thread::sleep(Duration::from_millis(5));
+            }
             counts.0.fetch_sub(1, Ordering::Relaxed);
             Ok(())
         })
         .unwrap();
-        assert!(active.1.load(Ordering::Relaxed) >= 64);
+        active.1.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn many_items_that_take_long_are_processed_in_parallel() {
+        assert!(most_at_a_time(0) >= 64);
     }
 
     /// Reads that never end, as of a storage that does not answer, until `end`.
@@ -221,19 +228,7 @@ mod tests {
 
     #[test]
     fn far_items_behind_near_ones_are_processed_in_parallel() {
-        let active = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
-        let counts = Arc::clone(&active);
-        for_each_parallel((0..1000).collect(), move |item| {
-            let now = counts.0.fetch_add(1, Ordering::Relaxed) + 1;
-            counts.1.fetch_max(now, Ordering::Relaxed);
-            if item >= 100 {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            counts.0.fetch_sub(1, Ordering::Relaxed);
-            Ok(())
-        })
-        .unwrap();
-        let most = active.1.load(Ordering::Relaxed);
+        let most = most_at_a_time(100);
         assert!((64..=DEFAULT_OF_PROCESS).contains(&most), "{most}");
     }
 
