@@ -185,9 +185,7 @@ def test_each_element_is_announced_before_it_is_computed(folder, name):
         return as_array(record)
 
     program = compiled(dataset(folder, name, first=watched)._node)
-    for _ in range(
-        100
-    ):  # tells that the file is in memory, also where the first read has lost its core
+    for _ in range(100):  # tells that the file is in memory, even if the first read lost its core
         program.run(0, 1)
     made_at.clear()
     program.mark = marked.append
