@@ -368,3 +368,10 @@ def test_threads_that_name_slices_at_the_same_time_keep_their_names():
     assert len(found) == 8 * 200
     for event in found:
         assert event["name"] == f"{event['args']['elements']} {event['args']['first']}"
+
+
+def test_the_command_counts_elements_that_are_none(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text("elements = [None, 1, None]\n")
+    assert main.main(["trace", "program.py:elements", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["elements"] == 3

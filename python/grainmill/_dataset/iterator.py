@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import os
 import threading
@@ -531,13 +532,10 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
     def _pull_annotated(self) -> Block:
         """Pulls the next block, which is timed if it is due, or shown in a trace of JAX."""
         trace = self._trace
-        if trace is None or not trace.is_enabled():
-            if self._meter.timer.countdown <= 0:
-                return self._meter.pull()
-            block = self._stage.pull(self._stage.pull_size)
-            self._meter.timer.countdown -= len(block.elements)
-            return block
-        with trace(f"grainmill {self}"):
+        is_annotated = trace is not None and trace.is_enabled()
+        if not is_annotated and self._meter.timer.countdown <= 0:
+            return self._meter.pull()
+        with trace(f"grainmill {self}") if is_annotated else contextlib.nullcontext():
             block = self._stage.pull(self._stage.pull_size)
         self._meter.timer.countdown -= len(block.elements)
         return block

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,12 +64,11 @@ def run(options: argparse.Namespace) -> int:
         limit_events = {} if options.max_events is None else {"max_events": options.max_events}
         with grainmill.trace(output, **limit_events):
             deadline_s = time.perf_counter() + options.seconds
-            limit = options.count or sys.maxsize
             iterator = iter(elements)
-            while count < limit and time.perf_counter() < deadline_s:
-                if next(iterator, None) is None:
-                    break
+            for _ in itertools.islice(iterator, options.count):
                 count += 1
+                if time.perf_counter() >= deadline_s:
+                    break
         close = getattr(iterator, "close", None)
         if close is not None:
             close()
