@@ -42,7 +42,8 @@ pub fn add_waited(time: Duration) {
 
 /// How long a read of a storage waits, estimated from its past reads without a clock.
 ///
-/// The first read is the estimate, later ones are smoothed.
+/// The first read is the estimate, but alone makes storage slow only if it waits for a millisecond; later
+/// ones are smoothed.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Latency {
     /// In nanoseconds, beyond what the bytes take; 0 if nothing was read yet.
@@ -63,14 +64,21 @@ impl Latency {
         self.ns > MEMORY_NS / MAX_GROWTH
     }
 
+    /// That of a read of `len` bytes that took `elapsed`.
+    fn of_read(elapsed: Duration, len: usize) -> Self {
+        let bytes = Duration::from_nanos(NS_PER_BYTE * len as u64);
+        let wait = elapsed.saturating_sub(bytes).as_nanos();
+        Self { ns: u32::try_from(wait).unwrap_or(u32::MAX).max(1) }
+    }
+
     /// The estimate after a read of `len` bytes that took `elapsed`.
     #[must_use]
     pub fn after(self, elapsed: Duration, len: usize) -> Self {
-        let bytes = Duration::from_nanos(NS_PER_BYTE * len as u64);
-        let wait = elapsed.saturating_sub(bytes).as_nanos();
-        let wait = u32::try_from(wait).unwrap_or(u32::MAX).max(1);
+        let read = Self::of_read(elapsed, len);
+        let wait = read.ns;
         if self.ns == 0 {
-            return Self { ns: wait };
+            // A shorter wait may be for a core.
+            return if read >= Self::REMOTE { read } else { Self { ns: wait.min(MEMORY_NS) } };
         }
         let step = (i64::from(wait) - i64::from(self.ns)) / SMOOTHING;
         let most = self.ns.max(MEMORY_NS / MAX_GROWTH).saturating_mul(MAX_GROWTH);
@@ -175,7 +183,7 @@ impl StorageLatency {
         self.timed_ns.fetch_add(elapsed_ns, Ordering::Relaxed);
         // A concurrent update may be lost; later reads correct that.
         self.set(self.estimate().after(elapsed, len));
-        if Latency::default().after(elapsed, len).is_slow() {
+        if Latency::of_read(elapsed, len).is_slow() {
             add_waited(elapsed);
         }
     }
@@ -227,8 +235,10 @@ mod tests {
         assert!(!Latency::default().is_slow());
         for read in [CACHED, DISK, NETWORK] {
             let opened = after(Latency::default(), [read]);
-            assert_eq!(opened.is_slow(), read != CACHED);
-            assert_eq!(Duration::from_nanos(u64::from(opened.ns) + 1024), read);
+            assert_eq!(opened.is_slow(), read == NETWORK);
+            let known = if read == DISK { Duration::from_nanos(MEMORY_NS.into()) } else { read };
+            let bytes = if read == DISK { 0 } else { 1024 };
+            assert_eq!(Duration::from_nanos(u64::from(opened.ns) + bytes), known);
         }
     }
 
@@ -299,7 +309,8 @@ mod tests {
                 found = found.after(Duration::from_nanos(read), 0);
                 above = above.after(Duration::from_nanos(read + longer), 0);
                 let ns = u64::from(found.ns);
-                prop_assert!(least.min(u64::from(u32::MAX)) <= ns && ns <= last);
+                // A first wait of less than a millisecond counts as at most that of memory.
+                prop_assert!(least.min(u64::from(MEMORY_NS)) <= ns && ns <= last);
                 prop_assert!(found <= above);
             }
         }
