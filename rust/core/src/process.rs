@@ -7,6 +7,7 @@
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::lock::lock;
 use crate::sync::atomic::AtomicPtr;
@@ -127,6 +128,19 @@ impl<T: Send> PerProcess<Mutex<T>> {
     /// Locks the value of this process.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         lock(self.get())
+    }
+}
+
+/// As [`lock`](crate::lock::lock), these go on after a panic.
+impl<T: Send + Sync> PerProcess<RwLock<T>> {
+    /// The value of this process, which other threads may look at meanwhile.
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        self.get().read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The value of this process, for the calling thread alone.
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        self.get().write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, RwLock};
 
 use super::offsets::Offsets;
 use crate::Result;
@@ -24,7 +24,7 @@ pub use crate::io::spill::budget;
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 /// The files whose offsets are being read.
 static LOADS: SingleFlight = SingleFlight::new();
-static CACHE: PerProcess<Mutex<IndexCache>> = PerProcess::new(|| Mutex::new(IndexCache::default()));
+static CACHE: PerProcess<RwLock<IndexCache>> = PerProcess::new(RwLock::default);
 
 /// Limits the indices that each process has in memory to `byte_len` bytes, and 16 times as many in
 /// temporary files.
@@ -35,7 +35,7 @@ pub fn set_budget(byte_len: usize) {
 
 /// How many bytes of indices this process has in memory.
 pub fn cached_bytes() -> usize {
-    with_cache(|cache| cache.byte_len())
+    CACHE.read().byte_len()
 }
 
 /// How many offsets of files that are opened are kept though nobody may read these: an eighth of the
@@ -112,7 +112,7 @@ impl Elsewhere {
 type Leaving = Vec<(u64, Arc<dyn CachedIndex>)>;
 
 fn with_cache<T>(work: impl FnOnce(&mut IndexCache) -> T) -> T {
-    work(&mut CACHE.lock())
+    work(&mut CACHE.write())
 }
 
 impl IndexCache {
@@ -120,7 +120,7 @@ impl IndexCache {
         self.in_memory.weight() + self.elsewhere_len
     }
 
-    fn get<T: CachedIndex>(&mut self, file: u64) -> Option<Arc<T>> {
+    fn get<T: CachedIndex>(&self, file: u64) -> Option<Arc<T>> {
         let index: Arc<dyn Any + Send + Sync> = match self.in_memory.get(&file) {
             Some(index) => Arc::<dyn CachedIndex>::clone(index),
             None => self.elsewhere.get(&file)?.offsets(),
@@ -241,7 +241,7 @@ impl<T: CachedIndex> IndexHandle<T> {
 
     /// The index if it is cached.
     pub fn cached(&self) -> Option<Arc<T>> {
-        with_cache(|cache| cache.get(self.0))
+        CACHE.read().get(self.0)
     }
 }
 
@@ -262,7 +262,7 @@ mod tests {
         Arc::new(offsets)
     }
 
-    fn found(cache: &mut IndexCache, file: u64) -> Option<Arc<Offsets>> {
+    fn found(cache: &IndexCache, file: u64) -> Option<Arc<Offsets>> {
         cache.get(file)
     }
 
@@ -288,17 +288,14 @@ mod tests {
             let mut cache = IndexCache::default();
             for file in 0..1000 {
                 inserted(&mut cache, file, 1000, budget, can_spill);
-                assert!(
-                    found(&mut cache, 0).is_some_and(|offsets| offsets.is_in_memory()),
-                    "in use"
-                );
-                assert_eq!(found(&mut cache, file).unwrap().get(999), Some(1000));
+                assert!(found(&cache, 0).is_some_and(|offsets| offsets.is_in_memory()), "in use");
+                assert_eq!(found(&cache, file).unwrap().get(999), Some(1000));
             }
             let num_in_memory = cache.in_memory.len();
             assert!((20..=64).contains(&num_in_memory), "{num_in_memory}");
             assert_eq!(cache.elsewhere.len() + num_in_memory == 1000, can_spill);
             for file in [1, 500, 999] {
-                let offset = found(&mut cache, file).and_then(|offsets| offsets.get(700));
+                let offset = found(&cache, file).and_then(|offsets| offsets.get(700));
                 assert_eq!(offset.is_some(), can_spill || file == 999);
                 assert!(offset.is_none_or(|offset| offset == 701));
             }
@@ -344,7 +341,7 @@ mod tests {
         let leaving = cache.leaving(100);
         assert_eq!(leaving.len(), 3);
         assert!(cache.leaving(100).is_empty(), "they leave once");
-        assert!((0..3).all(|file| found(&mut cache, file).is_some()));
+        assert!((0..3).all(|file| found(&cache, file).is_some()));
         cache.remove(0);
         cache.insert(1, offsets(7));
         for (file, index) in leaving {
@@ -352,8 +349,8 @@ mod tests {
             let spilled = offsets.spilled().map(Arc::new);
             cache.replace(file, &offsets, spilled);
         }
-        assert!(found(&mut cache, 0).is_none());
-        assert_eq!(found(&mut cache, 1).unwrap().len(), 7);
-        assert_eq!(found(&mut cache, 2).unwrap().get(999), Some(1000));
+        assert!(found(&cache, 0).is_none());
+        assert_eq!(found(&cache, 1).unwrap().len(), 7);
+        assert_eq!(found(&cache, 2).unwrap().get(999), Some(1000));
     }
 }

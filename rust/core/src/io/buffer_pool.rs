@@ -1,4 +1,6 @@
 //! Reuses buffers: writing to pages that are already mapped costs a fraction of writing to new ones.
+//!
+//! A thread that finds another one here goes without: with many cores, to sleep costs more than a buffer.
 
 use std::sync::Mutex;
 
@@ -13,17 +15,18 @@ static POOL: PerProcess<Mutex<Vec<Vec<u8>>>> = PerProcess::new(|| Mutex::new(Vec
 
 /// An empty buffer.
 pub(crate) fn take() -> Vec<u8> {
-    POOL.lock().pop().unwrap_or_default()
+    POOL.get().try_lock().ok().and_then(|mut pool| pool.pop()).unwrap_or_default()
 }
 
-/// Returns `buffer` to the pool, or frees it if it is too large or the pool is full.
+/// Returns `buffer` to the pool, or frees it if it is too large, or the pool is full or in use.
 pub(crate) fn put(mut buffer: Vec<u8>) {
     if buffer.capacity() == 0 || buffer.capacity() > MAX_BUFFER_LEN {
         return;
     }
     buffer.clear();
-    let mut pool = POOL.lock();
-    if pool.len() < MAX_BUFFERS {
+    if let Ok(mut pool) = POOL.get().try_lock()
+        && pool.len() < MAX_BUFFERS
+    {
         pool.push(buffer);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, RwLock};
 
 use super::lru::Lru;
 use super::single_flight::SingleFlight;
@@ -69,8 +69,8 @@ struct OpenFiles {
     max_open: usize,
 }
 
-static OPEN_FILES: PerProcess<Mutex<OpenFiles>> =
-    PerProcess::new(|| Mutex::new(OpenFiles::within_limit()));
+static OPEN_FILES: PerProcess<RwLock<OpenFiles>> =
+    PerProcess::new(|| RwLock::new(OpenFiles::within_limit()));
 static REOPENS: SingleFlight = SingleFlight::new();
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
@@ -81,7 +81,7 @@ impl OpenFiles {
         Self { files: Lru::default(), max_open }
     }
 
-    fn get(&mut self, id: u64) -> Option<Arc<OpenFile>> {
+    fn get(&self, id: u64) -> Option<Arc<OpenFile>> {
         self.files.get(&id).cloned()
     }
 
@@ -99,7 +99,7 @@ impl OpenFiles {
 }
 
 fn with_open_files<T>(work: impl FnOnce(&mut OpenFiles) -> T) -> T {
-    work(&mut OPEN_FILES.lock())
+    work(&mut OPEN_FILES.write())
 }
 
 impl LocalFile {
@@ -129,7 +129,7 @@ impl LocalFile {
     /// Opens the file again, on one thread at a time.
     fn open_again(&self) -> Result<Arc<OpenFile>> {
         let _guard = REOPENS.enter(self.id)?;
-        if let Some(open) = with_open_files(|open| open.get(self.id)) {
+        if let Some(open) = OPEN_FILES.read().get(self.id) {
             return Ok(open);
         }
         let file = open_evicting(&self.path)?;
@@ -153,7 +153,8 @@ impl StoredFile for LocalFile {
     }
 
     fn reopen(&self, was_checked: bool) -> Result<ReopenedFile> {
-        let bytes = match with_open_files(|open| open.get(self.id)) {
+        let open = OPEN_FILES.read().get(self.id);
+        let bytes = match open {
             Some(bytes) if was_checked => return Ok(ReopenedFile { bytes, new_id: None }),
             Some(bytes) => bytes,
             None => self.open_again()?,

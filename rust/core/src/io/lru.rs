@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::hash::Hash;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Values by key, in the order of their last uses.
 #[derive(Debug)]
@@ -11,15 +12,15 @@ pub struct Lru<K, V> {
     /// A use of each entry, which need not have been its last, and uses of entries that are gone: so
     /// using one again costs no more than looking it up.
     uses: BinaryHeap<Reverse<(u64, K)>>,
-    clock: u64,
+    clock: AtomicU64,
     weight: usize,
 }
 
 #[derive(Debug)]
 struct Entry<V> {
     value: V,
-    /// When it was last used.
-    used: u64,
+    /// When it was last used. Threads that share the map may use an entry at the same time.
+    used: AtomicU64,
     weight: usize,
 }
 
@@ -28,11 +29,26 @@ where
     K: Ord,
 {
     fn default() -> Self {
-        Self { entries: HashMap::new(), uses: BinaryHeap::new(), clock: 0, weight: 0 }
+        Self {
+            entries: HashMap::new(),
+            uses: BinaryHeap::new(),
+            clock: AtomicU64::new(0),
+            weight: 0,
+        }
+    }
+}
+
+impl<V> Entry<V> {
+    fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
     }
 }
 
 impl<K: Copy + Eq + Hash + Ord, V> Lru<K, V> {
+    fn now(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     /// How many entries there are.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
@@ -54,10 +70,9 @@ impl<K: Copy + Eq + Hash + Ord, V> Lru<K, V> {
     }
 
     /// The value of `key`, which is used by that.
-    pub fn get(&mut self, key: &K) -> Option<&V> {
-        self.clock += 1;
-        let entry = self.entries.get_mut(key)?;
-        entry.used = self.clock;
+    pub fn get(&self, key: &K) -> Option<&V> {
+        let entry = self.entries.get(key)?;
+        entry.used.store(self.now(), Ordering::Relaxed);
         Some(&entry.value)
     }
 
@@ -68,14 +83,14 @@ impl<K: Copy + Eq + Hash + Ord, V> Lru<K, V> {
 
     /// Adds a value of this `weight`, or replaces the one that `key` has; it is used by that.
     pub fn insert(&mut self, key: K, value: V, weight: usize) {
-        self.clock += 1;
-        let replaced = self.entries.insert(key, Entry { value, used: self.clock, weight });
+        let now = self.now();
+        let replaced = self.entries.insert(key, Entry { value, used: now.into(), weight });
         self.weight = self.weight + weight - replaced.map_or(0, |entry| entry.weight);
         if self.uses.len() > 2 * self.entries.len() + 64 {
-            self.uses =
-                self.entries.iter().map(|(&key, entry)| Reverse((entry.used, key))).collect();
+            let last_use = |(&key, entry): (&K, &Entry<V>)| Reverse((entry.used(), key));
+            self.uses = self.entries.iter().map(last_use).collect();
         } else {
-            self.uses.push(Reverse((self.clock, key)));
+            self.uses.push(Reverse((now, key)));
         }
     }
 
@@ -103,8 +118,8 @@ impl<K: Copy + Eq + Hash + Ord, V> Lru<K, V> {
         loop {
             let Reverse((used, key)) = self.uses.pop()?;
             match self.entries.get(&key) {
-                Some(entry) if entry.used == used => return Some((key, self.remove(&key)?)),
-                Some(entry) => self.uses.push(Reverse((entry.used, key))),
+                Some(entry) if entry.used() == used => return Some((key, self.remove(&key)?)),
+                Some(entry) => self.uses.push(Reverse((entry.used(), key))),
                 None => {}
             }
         }
