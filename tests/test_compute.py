@@ -1,6 +1,7 @@
 """Loops of the engine that threads share: any number of them gives the same results."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import grainmill
+
+PACKAGE = Path(grainmill.__file__).parent
 IMAGES = Path(__file__).parent / "data/images"
 has_affinity = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or not Path("/proc/self/task").exists(),
@@ -69,6 +73,43 @@ def test_no_thread_is_made_for_one_core():
         print(_native.num_cores(), copies(), num_helpers())
     """
     assert output(program) == ["1", "True", "0"]
+
+
+def test_cores_are_those_of_the_quota(tmp_path):
+    """In a mount namespace, where files of the test lie over those of the control group."""
+    group = tmp_path / "groups/job"
+    group.mkdir(parents=True)
+    for place in (group, group.parent):
+        (place / "cgroup.controllers").touch()
+    (group / "cpu.max").write_text("100000 100000")
+    (tmp_path / "cgroup").write_text("0::/job\n")
+    program = f"""
+        set -e
+        mount --bind {group.parent} /sys/fs/cgroup
+        mount --bind {tmp_path}/cgroup /proc/$$/cgroup
+        echo mounted
+        exec {sys.executable} -c "$1"
+    """
+    limits = "import os; from grainmill._dataset.performance_config import Limits; "
+    limits += "os.cpu_count = lambda: 64; print(Limits.of(1, None, None).cores)"
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", program, "sh", limits]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except FileNotFoundError:
+        pytest.skip("needs `unshare`")
+    if "mounted" not in done.stdout:
+        pytest.skip(f"needs a mount namespace: {done.stderr}")
+    assert done.stdout.split() == ["mounted", "1"], done.stderr
+
+
+def test_cores_are_counted_in_one_place():
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if re.search(r"cpu_count|sched_getaffinity", path.read_text("utf-8"))
+    }
+    # `doctor` shows each of the numbers; that of workers is Grain's, as states depend on it.
+    assert found == {"_tools/machine.py", "_loader/data_loader.py"}
 
 
 @has_affinity

@@ -1,7 +1,6 @@
 """Options picked by timing a pipeline: their limits, and the choice between workers and threads."""
 
 import itertools
-import os
 import threading
 import time
 from types import SimpleNamespace
@@ -114,7 +113,7 @@ def test_a_function_that_waits_gets_threads_and_no_workers(monkeypatch):
 
 
 def test_a_function_that_computes_gets_workers(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.setattr(performance_config, "num_cores", lambda: 4)
 
     def compute(x):
         return sum(range(200_000)) + x
@@ -232,7 +231,7 @@ def test_a_users_dataset_is_timed(monkeypatch, seconds, num_workers):
 
     monkeypatch.setattr(performance_config, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(performance_config, "ThreadClock", Clock)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(performance_config, "num_cores", lambda: 8)
     for kind in (Twice, Sliced):
         ds = kind(MapDataset.range(100).to_iter_dataset())
         assert pick(ds.map(str))[0] == num_workers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +15,7 @@ from grainmill._dataset.iter_dataset import node_of
 from grainmill._dataset.iterator import iterator_over
 from grainmill._dataset.with_read_options import with_read_options
 from grainmill._iterators.read import Read
+from grainmill._native import num_cores
 from grainmill._plan.arguments import checked_integer, checked_number
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.node import MapNode, Node
@@ -144,8 +144,7 @@ class Limits(NamedTuple):
         ram = checked_number(ram_budget_mb, "ram_budget_mb")
         if not ram >= 0:
             raise ValueError(f"`ram_budget_mb` must not be negative, got {ram_budget_mb}")
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-        cores = cores or os.cpu_count() or 1
+        cores = num_cores()
         if max_workers is None:
             max_workers = cores
         if max_buffer_size is None:

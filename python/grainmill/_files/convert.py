@@ -14,6 +14,7 @@ from grainmill._files.copying import total_of
 from grainmill._files.local_outputs import LocalOutputs
 from grainmill._files.messages import Argument, Message, check_at_least, check_choice
 from grainmill._files.outputs import Kind, Shard, exists_error, resolved
+from grainmill._native import num_cores
 from grainmill._sources.suffixes import COMPRESSED, GZIP
 from grainmill._url import is_url
 
@@ -67,7 +68,7 @@ def convert(
             `tf.train.Example`, and `"example"` these of JSON.
         schema: The columns of Parquet files, `name:type,...`; by default as the first records have
             them.
-        num_threads: How many threads encode records; by default one for each core.
+        num_threads: How many threads encode records; by default one for each core that it may use.
         read_back: Whether each output is read back when it is written.
         overwrite: Whether existing files are replaced.
         progress: Called now and then, by one thread at a time; what it raises ends the conversion.
@@ -95,7 +96,7 @@ def convert(
         (['words-00000-of-00002.array_record', 'words-00001-of-00002.array_record'], 2)
     """
     output = os.fspath(output)
-    num_threads = num_threads if num_threads is not None else os.cpu_count() or 1
+    num_threads = num_threads if num_threads is not None else num_cores()
     check_at_least("num_threads", num_threads, 1)
     check_at_least("num_shards", num_shards, 1)
     check_choice("content", content, CONTENTS)

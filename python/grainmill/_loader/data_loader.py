@@ -239,7 +239,10 @@ _WITHOUT_RNG = (transforms.Map, transforms.Filter, transforms.Batch, transforms.
 
 
 def determined_worker_count(worker_count: int | None) -> int:
-    """`worker_count`, or the number of CPUs of the machine if it is `None`."""
+    """`worker_count`, or the number of CPUs of the machine if it is `None`, as Grain has it.
+
+    Batches and states depend on it, so that it is not the number of those that may be used.
+    """
     return (os.cpu_count() or 1) if worker_count is None else int(worker_count)
 
 
