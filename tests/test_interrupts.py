@@ -322,8 +322,10 @@ def check_place(dataset, expected, num_before, interrupt):
         assert is_free_for_others(iterator), where
     state = iterator.get_state()
     num_found = len(found)
+    assert getattr(iterator, "_num_delivered", num_found) == num_found, where
     found += map(encode, iterator)
     assert found == expected, where
+    assert getattr(iterator, "_num_delivered", len(found)) == len(found), where
     iterator.set_state(state)
     assert [encode(element) for element in iterator] == expected[num_found:], where
     iterator.close()

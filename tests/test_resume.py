@@ -141,6 +141,21 @@ def test_repeats_of_nothing_resume(kind, num_epochs):
     check_stage(lambda: experimental.RepeatIterDataset(_nothing(kind), num_epochs))
 
 
+@pytest.mark.skipif(IS_GRAIN, reason="it has no statistics of this kind")
+@pytest.mark.parametrize("name", PLANNED)
+def test_delivered_elements_are_counted_after_any_state(name):
+    dataset = make(grain, name)
+    _, states = _full_pass(dataset)
+    iterator, count = iter(dataset), 0
+    for place, text in enumerate(states):
+        for step in (1, 2, None):
+            iterator.set_state(json.loads(text))
+            assert iterator.stats()["elements"] == count, f"restored at {place}"
+            count += len(take(iterator, step))
+            assert iterator.stats()["elements"] == count, f"{step} elements from {place}"
+    close(iterator)
+
+
 @pytest.mark.parametrize("name", EVERY_STAGE)
 def test_live_state_is_a_snapshot(name):
     """Advancing the iterator does not change earlier states; these can be restored without JSON."""

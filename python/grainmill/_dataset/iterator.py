@@ -22,7 +22,7 @@ from grainmill._interrupts import (
     suppressed,
 )
 from grainmill._iterators.base.position import Position, copy_state, of_state, state_at
-from grainmill._iterators.base.stage import NO_BLOCK
+from grainmill._iterators.base.stage import NO_BLOCK, num_after
 from grainmill._iterators.metering import PullMeter
 from grainmill._iterators.open import open_stage
 from grainmill._iterators.settings import options_of
@@ -324,7 +324,7 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
         self._recorder = recorder or Recorder()
         self._activity = Activity()
         self._trace = trace_annotation()
-        self._num_pulled = self._num_dropped = 0  # of lazy blocks before the current one
+        self._num_pulled = 0  # elements, without those that lazy blocks before this one dropped
         self._meter = PullMeter(stage, self._recorder, self._activity.start)
         self._name = name
         self._description: pipeline.Stages | None = None
@@ -449,7 +449,7 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
             point = self._delivered_point()
             if point is not None:
                 before = self._before if self._single else (point[0], point[1] - 1)
-                self._waiting, self._after, self._single, self._changing = [], before, False, True
+                self._reset(self._num_delivered - 1, before, is_changing=True)
 
     def _locked(self, call: Callable[[], T]) -> T:
         """What `call()` returns, which runs with the lock held."""
@@ -543,15 +543,26 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
     def _hold(self, block: Block) -> bool:
         """Makes the elements of a block the next ones; returns whether they are ready now."""
         elements = block.elements
-        self._num_pulled += len(elements)
+        num_pulled = self._num_pulled + len(elements)
         if elements and block.finish is not None:
             if block.columns is None:
-                self._num_dropped += len(self._block.dropped or ())
-                self._block, self._offset, self._changing = block, 0, False
+                num_pulled -= len(self._block.dropped or ())
+                self._num_pulled, self._block, self._offset, self._changing = (
+                    num_pulled,
+                    block,
+                    0,
+                    False,
+                )
                 return False
             elements = block.finished(0, len(elements)).elements  # rows: no user function is called
         point, waiting = (block.state_after, len(elements)), elements[::-1]
-        self._waiting, self._after, self._single, self._changing = waiting, point, False, False
+        self._num_pulled, self._waiting, self._after, self._single, self._changing = (
+            num_pulled,
+            waiting,
+            point,
+            False,
+            False,
+        )
         if not elements:
             self._activity.end()
             raise StopIteration
@@ -561,9 +572,8 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
     def _num_delivered(self) -> int:
         """Elements delivered since the start, whatever states were restored."""
         block, at = self._block, self._offset
-        dropped = len(block.dropped or ())
-        undelivered = len(self._waiting) + max(0, len(block.elements) - at)
-        return max(0, self._num_pulled - self._num_dropped - dropped - undelivered)
+        not_finished = len(block.elements) - num_after(0, block.dropped, at)
+        return max(0, self._num_pulled - not_finished - len(self._waiting))
 
     @property
     def _consumer_away_s(self) -> float:
@@ -669,14 +679,19 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
                     self._restore_stages()
                 raise
             self._from_start = False
-            self._reset()
+            self._reset(self._num_delivered)
 
         self._locked(move_or_restore)
 
-    def _reset(self) -> None:
+    def _reset(
+        self, num_delivered: int, after: Position | None = None, *, is_changing: bool = False
+    ) -> None:
+        """Forgets what was pulled and not delivered; `after` is the position from then on."""
         waiting: list[T_co] = []
-        self._waiting, self._after, self._before = waiting, None, None
-        self._block, self._offset, self._changing = NO_BLOCK, 0, False
+        (
+            (self._num_pulled, self._waiting, self._block, self._offset),
+            (self._after, self._before, self._single, self._changing),
+        ) = (num_delivered, waiting, NO_BLOCK, 0), (after, None, False, is_changing)
 
     def _restore_stages(self) -> None:
         """Restores the stages to just after the element delivered last."""
@@ -692,7 +707,7 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
             self._meter = PullMeter(self._stage, self._recorder, self._activity.start)
             if self._closed:  # meanwhile, by a thread that cancelled only the previous stages
                 raise closed_error(self._closed_message())
-        self._reset()
+        self._reset(self._num_delivered)
 
     def _get_next_index(self) -> int:
         return self._locked(self._current_index)
@@ -745,9 +760,8 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
                 return False
             if not self._stages_closed:
                 self._stages_closed = True
-                point = self._delivered_point()
-                self._reset()
-                self._after = point  # `get_state` still returns the state after the last delivery
+                # `get_state` still returns the state after the last delivery.
+                self._reset(self._num_delivered, self._delivered_point())
                 self._stage.close()
         finally:
             if lock is not None:
