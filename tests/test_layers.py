@@ -102,11 +102,12 @@ LATE_IMPORTS = {
     "_workers/limits.py": {"select", "socket"},
     "_dataset/views/observers.py": {"grainmill._stats.drawing"},
     # So does what only some programs use: checkpoints and named shared memory.
-    "_dataset/iterator.py": {"grainmill._checkpoint", "grainmill._dataset.views.running"},
+    "_dataset/iterator.py": {"grainmill._checkpoint"},
     "_dataset/shared_batches.py": {"grainmill.shared_memory_array"},
     "multiprocessing.py": {"grainmill"},
     "sources.py": {"grainmill._index_file", "grainmill._sources.tfds"},
     "_dataset/views/reprs.py": {"grainmill._dataset.views.description"},
+    "_dataset/views/running_reprs.py": {"grainmill._dataset.views.running"},
     "_dataset/map_dataset.py": {"grainmill._cache.make"},
     "_dataset/iter_dataset.py": {"grainmill._cache.make"},
     # It takes 40 ms to import, and whoever awaits something has imported it.

@@ -20,6 +20,11 @@ def double(n):
     return np.full(10, 2 * n)
 
 
+class Doubled(grain.transforms.Map):
+    def map(self, element):
+        return 2 * element
+
+
 def dataset():
     return MapDataset.range(200).map(double).batch(10).to_iter_dataset()
 
@@ -66,6 +71,24 @@ def test_showing_an_iterator_moves_it_nowhere(count):
     iterator._repr_html_()
     assert iterator.get_state() == state
     np.testing.assert_equal(list(iterator), expected[count:])
+
+
+def test_a_loaders_iterator_is_shown_like_another(monkeypatch):
+    loader = grain.load(range(20), num_epochs=1, batch_size=4, transformations=[Doubled()])
+    with iter(loader) as iterator:
+        assert repr(iterator) == "<DataLoaderIterator over range: 0 elements>"
+        next(iterator)
+        expected = r"<DataLoaderIterator over range: 1 element, [\d,.]+/s, next index 4>"
+        assert re.fullmatch(expected, repr(iterator))
+        table = Table(iterator._repr_html_())
+        assert table.text[1].startswith("<DataLoaderIterator over range: 1 element,")
+        assert "transform=Doubled" in "".join(row[0] for row in table.rows)
+        assert [row[3] for row in table.rows if row[0].startswith("Batch")] == ["1"]
+    monkeypatch.setattr(watch, "_REFRESH_S", -1.0)
+    shown = io.StringIO()
+    watched = grain.watch(loader, file=shown)
+    assert len(list(watched)) == 5
+    assert watched.verdict().split()[-1] in shown.getvalue().splitlines()[-1]
 
 
 class Table(html.parser.HTMLParser):

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, SupportsIndex, TypeVar
 
 from grainmill._dataset import views
+from grainmill._dataset.views.running_reprs import ShownRunning
 from grainmill._dataset.views.user_stats import STATS
 from grainmill._evaluate.evaluated import SKIPPED
 from grainmill._evaluate.prefetch import tuning
@@ -297,7 +298,7 @@ class DatasetIterator(Savable, Iterator[T_co], Generic[T_co]):
 _AT_ONCE: Final = (False,)
 
 
-class PipelineDatasetIterator(DatasetIterator[T_co]):
+class PipelineDatasetIterator(ShownRunning, DatasetIterator[T_co]):
     """Runs a plan, element by element; threads may share one, each element goes to one of them.
 
     Only the thread that holds the lock advances or closes the stages. Another thread that closes
@@ -352,17 +353,8 @@ class PipelineDatasetIterator(DatasetIterator[T_co]):
             return self._name
         return str(self._node).replace("IterDataset", "DatasetIterator", 1)
 
-    def __repr__(self) -> str:
-        """One line: the last stage, how many elements were delivered, and how fast."""
-        from grainmill._dataset.views.running import line_of  # noqa: PLC0415
-
-        return line_of(self)
-
-    def _repr_html_(self) -> str | None:
-        """The stages with their times as a table; notebooks call this."""
-        from grainmill._dataset.views.running import html_of  # noqa: PLC0415
-
-        return None if self._node is None else html_of(self)
+    def _shown_iterator(self) -> tuple[Any, str]:
+        return self, str(self)
 
     def __next__(self) -> T_co:  # noqa: PLR0912 - a call for each branch would cost too much
         while True:

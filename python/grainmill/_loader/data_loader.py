@@ -12,6 +12,7 @@ from grainmill._dataset.element_types import Loaded_co
 from grainmill._dataset.iterator import Savable
 from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
 from grainmill._dataset.views.reprs import Shown
+from grainmill._dataset.views.running_reprs import ShownRunning
 from grainmill._loader import records
 from grainmill._loader.operations import Operated
 from grainmill._loader.samplers import IndexSampler, Sampler
@@ -299,7 +300,7 @@ def _description(data_source: Any) -> str:
     return str(type(data_source)) if by_type else repr(data_source)
 
 
-class DataLoaderIterator(Savable, Iterator[Loaded_co], Generic[Loaded_co]):
+class DataLoaderIterator(ShownRunning, Savable, Iterator[Loaded_co], Generic[Loaded_co]):
     """Iterates over the elements of a `DataLoader`; its position can be saved and restored.
 
     One comes from `iter(loader)`. `close`, or the end of its `with` block, releases threads, worker
@@ -389,6 +390,10 @@ class DataLoaderIterator(Savable, Iterator[Loaded_co], Generic[Loaded_co]):
     def close(self) -> None:
         """Releases threads, worker processes and memory; safe to call again."""
         self._iterator.close()
+
+    def _shown_iterator(self) -> tuple[Any, str]:
+        source = type(self._data_loader._data_source).__name__  # noqa: SLF001 - its own loader
+        return self._iterator, f"DataLoaderIterator over {source}"
 
     def __str__(self) -> str:
         return f"PyGrainDatasetIterator(state={self.get_state().decode()})"

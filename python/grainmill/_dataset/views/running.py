@@ -59,8 +59,8 @@ class Table(NamedTuple):
     rows: list[Row]
 
 
-def line_of(iterator: Any) -> str:
-    """The iterator, where it is, and how fast it was, as one line."""
+def line_of(iterator: Any, name: str) -> str:
+    """Where an iterator over a plan is, and how fast it was, as one line after its `name`."""
     count, elapsed_s = iterator._num_delivered, iterator._activity.elapsed_s  # noqa: SLF001
     facts = [f"{count:,} element{'' if count == 1 else 's'}"]
     facts += [f"{count / elapsed_s:,.1f}/s"] if count and elapsed_s else []
@@ -68,11 +68,13 @@ def line_of(iterator: Any) -> str:
         state = iterator._delivered_state()  # noqa: SLF001
         if isinstance(state, dict) and set(state) == {"next_index"}:
             facts.append(f"next index {state['next_index']:,}")
-    return f"<{' '.join(str(iterator).split())}: {', '.join(facts)}>"
+    return f"<{' '.join(name.split())}: {', '.join(facts)}>"
 
 
-def table_of(iterator: Any) -> Table:
-    """The stages of a running iterator over a plan."""
+def table_of(iterator: Any, name: str) -> Table | None:
+    """The stages of a running iterator; `None` if it has no plan."""
+    if iterator._node is None:  # noqa: SLF001
+        return None
     report, places = report_on(iterator), place_of(iterator._node)  # noqa: SLF001
     all_s = sum(stage.cost_s for stage in report.stages)
     rows = []
@@ -90,12 +92,11 @@ def table_of(iterator: Any) -> Table:
                 ", ".join(filter(None, where)),
             )
         )
-    return Table(line_of(iterator), verdict_on(report, has_consumer=True).text, rows)
+    return Table(line_of(iterator, name), verdict_on(report, has_consumer=True).text, rows)
 
 
-def html_of(iterator: Any) -> str:
+def html_of(table: Table) -> str:
     """The table with a bar for the time of each stage."""
-    table = table_of(iterator)
     heads = "".join(f"<th style='text-align:left'>{head}</th>" for head in HEADS)
     rows = []
     for row in table.rows:

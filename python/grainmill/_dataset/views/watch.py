@@ -8,7 +8,8 @@ import time
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from grainmill._dataset.views.progress import ProgressIterator, progress_text, total_of
-from grainmill._dataset.views.running import HEADS, Table, html_of, table_of
+from grainmill._dataset.views.running import HEADS, Table, html_of
+from grainmill._dataset.views.running_reprs import ShownRunning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,14 +30,14 @@ class WatchIterator(ProgressIterator[T_co]):
             self._interval_s = _REFRESH_S
 
     def _show(self, now_s: float) -> None:
-        iterator: Any = self._iterator
-        if getattr(iterator, "_node", None) is None:  # nothing is known of its stages
+        iterator = self._iterator
+        table = iterator._running_table() if isinstance(iterator, ShownRunning) else None  # noqa: SLF001
+        if table is None:  # nothing is known of its stages
             super()._show(now_s)
             return
         if self._display is not None:
-            self._display.update({"text/html": html_of(iterator)}, raw=True)
+            self._display.update({"text/html": html_of(table)}, raw=True)
             return
-        table = table_of(iterator)
         if self._live is not None:
             self._live.update(_rich_table(table), refresh=True)
             return
