@@ -1,7 +1,10 @@
 """Pipelines drawn as text, SVG and HTML; the execution summary; metrics and traces."""
 
 import contextlib
+import dataclasses
+import functools
 import html.parser
+import itertools
 import logging
 import os
 import re
@@ -10,19 +13,24 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from collections import Counter
 
+import effort
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grainmill as grain
 from grainmill import MapDataset, ReadOptions
-from grainmill._dataset.views import observers
+from grainmill._dataset.iter_dataset import node_of
+from grainmill._dataset.views import drawing, observers
 from grainmill._dataset.views.statistics import report_on
-from grainmill._stats import drawing
+from grainmill._dataset.views.titles import name_and_arguments
 from grainmill._stats.element_specs import spec_of
 from grainmill._stats.jax_trace import trace_annotation
+from grainmill._stats.meters import Recorder
+from grainmill._stats.recorded import Recorded
 from grainmill._stats.summary import duration, size, summary_text, table
 
 
@@ -184,7 +192,8 @@ def test_pipeline_is_drawn_to_files(tmp_path):
     arrows = root.findall(f"{space}path")
     assert len(arrows) == 10
     text = " ".join(node.text for node in root.findall(f"{space}text"))
-    assert text.count("MapMapDataset(transform=Slow)") == 2
+    assert text.count("MapMapDataset transform=Slow {x: float32[100]}") == 2
+    assert text.count("ShuffleMapDataset seed=1") == 2
     assert "float32[2, 100]" in text
     places = {(box.get("x"), box.get("y")) for box in boxes}
     assert len(places) == len(boxes)
@@ -195,12 +204,221 @@ def test_pipeline_is_drawn_to_files(tmp_path):
 
 
 @given(st.lists(st.text("abc,=()_-", min_size=1, max_size=150), max_size=30).map(" ".join))
-def test_lines_of_names_break_no_word_that_fits(name):
-    lines = drawing._wrapped(name)
-    assert all(0 < len(line) <= drawing._MAX_CHARS for line in lines)
-    assert "".join(lines).replace(" ", "") == name.replace(" ", "")
-    words = {word for line in lines for word in line.split()}
-    assert {word for word in name.split() if len(word) <= drawing._MAX_CHARS} <= words
+def test_lines_break_no_word(text):
+    lines = drawing.wrapped(text)
+    assert [word for line in lines for word in line.split()] == text.split()
+    assert all(len(line) <= drawing.MAX_CHARS or len(line.split()) == 1 for line in lines)
+
+
+def named(name):
+    """A function with this name."""
+
+    def function(x):
+        return x
+
+    function.__name__ = name
+    return function
+
+
+NAMES = st.text("ab_", min_size=1, max_size=90)
+SOURCES = st.integers(1, 9).map(MapDataset.range)
+READ = st.builds(
+    lambda ds, name, is_read: ds.map(named(name)).shuffle(seed=1) if is_read else ds,
+    SOURCES,
+    NAMES,
+    st.booleans(),
+)
+
+
+def _joined(parts):
+    """Map datasets that read several, some of them more than once."""
+    several = st.lists(parts, min_size=1, max_size=4) | st.builds(
+        lambda part, count: [part] * count, parts, st.integers(1, 100)
+    )
+    return st.one_of(
+        several.map(MapDataset.mix),
+        several.map(MapDataset.concatenate),
+        several.map(lambda parts: grain.experimental.ZipMapDataset([part[:1] for part in parts])),
+        st.builds(lambda part, name: part.map(named(name)).repeat(2), parts, NAMES),
+    )
+
+
+MAPS = st.recursive(READ, _joined, max_leaves=12)
+ITERS = st.one_of(
+    MAPS.map(lambda ds: ds.to_iter_dataset()),
+    st.lists(MAPS.map(lambda ds: ds.to_iter_dataset()), min_size=1, max_size=100).map(
+        grain.IterDataset.mix
+    ),
+    st.lists(MAPS.map(lambda ds: ds.to_iter_dataset()), min_size=1, max_size=9).map(
+        lambda parts: grain.experimental.InterleaveIterDataset(parts, cycle_length=2)
+    ),
+)
+
+
+def laid_out(ds, specs=None):
+    return drawing.layout(Recorded(node_of(ds), Recorder()).stages, specs or {})
+
+
+def is_between(value, low, high):
+    return low < value < high
+
+
+def overlap(first, second):
+    """Whether the insides of two rectangles (left, top, right, bottom) have a point in common."""
+    across = first[0] < second[2] and second[0] < first[2]
+    return across and first[1] < second[3] and second[1] < first[3]
+
+
+def segments(corners):
+    """The straight parts of an arrow, as rectangles that may have no width or no height."""
+    for (x, y), (to_x, to_y) in itertools.pairwise(corners):
+        assert x == to_x or y == to_y
+        yield min(x, to_x), min(y, to_y), max(x, to_x), max(y, to_y)
+
+
+def check_layout(found):
+    """Nothing overlaps, crosses or lies outside, and texts lie in their boxes."""
+    rectangles = [(b.x, b.y, b.x + b.width, b.y + b.height) for b in found.boxes]
+    for left, top, right, bottom in rectangles:
+        assert left >= 0 <= top
+        assert right <= found.width
+        assert bottom <= found.height
+    for box in found.boxes:
+        assert len(box.lines) * 16 < box.height
+        assert max(len(text) for _, text in box.lines) * 7.23 < box.width - drawing.PADDING
+    for one, other in itertools.combinations(rectangles, 2):
+        assert not overlap(one, other)
+    drawn = [(tuple(arrow[-1]), list(segments(arrow))) for arrow in found.arrows]
+    for _, parts in drawn:
+        for part in parts:
+            assert not any(overlap(part, rectangle) for rectangle in rectangles)
+            assert part[0] >= 0 <= part[1]
+            assert part[2] <= found.width
+            assert part[3] <= found.height
+    # Arrows to the same box end as one; others have no point in common.
+    for (end, parts), (other_end, other_parts) in itertools.combinations(drawn, 2):
+        if end != other_end:
+            for (x, y, to_x, to_y), other in itertools.product(parts, other_parts):
+                assert not overlap((x - 1, y - 1, to_x + 1, to_y + 1), other)
+
+
+@settings(max_examples=effort.cases(60, 2000), deadline=None)
+@given(ITERS)
+def test_boxes_do_not_overlap_and_arrows_do_not_cross(ds):
+    found = laid_out(ds)
+    check_layout(found)
+    assert len(found.arrows) == len(found.boxes) - 1
+    stages = Recorded(node_of(ds), Recorder()).stages
+    drawn = [box.lines[0][1] for box in found.boxes if box.is_stage]
+    assert len(drawn) <= len(stages)
+    if all(len(stage.inputs) <= 4 for stage in stages):  # none is left out
+        assert Counter(drawn) == Counter(name_and_arguments(stage.node)[0] for stage in stages)
+
+
+def test_what_is_wrong_with_a_drawing_is_found():
+    for change in (
+        lambda box: dataclasses.replace(box, place=(box.place[0] - 200, *box.place[1:])),
+        lambda box: dataclasses.replace(box, place=(box.place[0], box.place[1] + 40, box.place[2])),
+        lambda box: dataclasses.replace(box, place=(-100, *box.place[1:])),
+    ):
+        found = laid_out(MapDataset.mix([MapDataset.range(3), MapDataset.range(4)]))
+        found.boxes[2] = change(found.boxes[2])
+        with pytest.raises(AssertionError):
+            check_layout(found)
+
+
+def test_of_many_branches_with_the_same_stages_some_are_drawn():
+    parts = [MapDataset.range(9).shuffle(seed=seed) for seed in range(100)]
+    parts.insert(50, MapDataset.range(9).map(named("other")))
+    found = laid_out(MapDataset.mix(parts))
+    texts = [text for box in found.boxes for _, text in box.lines]
+    assert [text for text in texts if text.startswith("seed=")] == ["seed=0", "seed=1", "seed=2"]
+    assert "and 97 more with the same stages" in texts
+    assert any("transform=other" in text for text in texts)
+
+
+def test_a_stage_that_several_read_is_drawn_once():
+    shared = MapDataset.range(9).map(named("shared"))
+    for _ in range(30):  # as a tree, it would have a billion stages
+        shared = MapDataset.concatenate([shared, shared])
+    found = laid_out(shared)
+    check_layout(found)
+    assert sum(box.is_stage for box in found.boxes) == 32
+    assert ("note", "stage 31") not in found.boxes[0].lines
+    texts = [text for box in found.boxes for _, text in box.lines]
+    assert texts.count("MapMapDataset, stage 30, again") == 1
+    assert texts.count("stage 30") == 1
+
+
+def test_long_plans_are_drawn():
+    ds = MapDataset.range(9)
+    for number in range(3000):
+        ds = ds.repeat(1) if number % 2 else MapDataset.concatenate([ds, MapDataset.range(1)])
+    assert len(laid_out(ds).boxes) == 4501
+
+
+def test_titles_can_be_read():
+    class Named(grain.transforms.RandomMap):
+        def random_map(self, x, rng):  # noqa: ARG002
+            return x
+
+    class Object:
+        def __call__(self, x):
+            return x
+
+    functions = {
+        "transform=test @": named("test"),
+        "transform=partial(test @": functools.partial(named("test"), y=1),
+        "transform=partial(Object, ...)": functools.partial(Object(), y=1),
+        "transform=<lambda> @ ...": lambda x: x,
+        "transform=Object": Object(),
+        "transform=len": len,
+    }
+    for expected, function in functions.items():
+        texts = laid_out(MapDataset.range(3).map(function)).boxes[0].lines
+        assert texts[1][1].startswith(expected)
+        assert "0x" not in str(texts)
+    ds = MapDataset.range(3).seed(1).random_map(Named())
+    assert [text for _, text in laid_out(ds).boxes[0].lines][1] == "transform=Named"
+    assert [text for _, text in laid_out(ds).boxes[0].lines][2].startswith("seed=")
+
+
+def drawn_specs(folder, ds):
+    """The specs in the drawing of a dataset, from its output on, once an element was taken."""
+    with drawing_to(str(folder)), contextlib.closing(iter(ds)) as iterator:
+        next(iterator)
+    (svg,) = folder.glob("*.svg")
+    texts = ET.fromstring(svg.read_text("utf-8")).iterfind("{http://www.w3.org/2000/svg}text")
+    boxes = []
+    for text in texts:
+        kind = text.get("class")
+        boxes += [[]] if kind == "name" else []
+        boxes[-1] += [text.text] if kind in {"name", "spec"} else []
+    return {box[0]: " ".join(map(str.strip, box[1:])) for box in boxes}
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("kind", ["FirstFitPackIterDataset", "ConcatThenSplitIterDataset"])
+def test_specs_after_packing_are_drawn(tmp_path, kind, batched):
+    ds = MapDataset.range(50).map(lambda n: {"a": np.arange(n % 7)}).to_iter_dataset()
+    more = {"num_packing_bins": 2} if kind.startswith("First") else {}
+    ds = getattr(grain.experimental, kind)(ds, length_struct={"a": 8}, **more)
+    options = grain.MultiprocessingOptions(num_workers=1)
+    ds = ds.batch(2).mp_prefetch(options).map(dict) if batched else ds
+    specs = drawn_specs(tmp_path, ds)
+    row = "{a: int64[8], a_positions: int32[8], a_segment_ids: int32[8]}"
+    assert specs[kind] == row
+    if batched:
+        batch = row.replace("[", "[2, ")
+        names = ("Batch", "MultiprocessPrefetch", "Map")
+        assert [specs[f"{name}IterDataset"] for name in names] == [batch] * 3
+
+
+def test_specs_of_interleaved_datasets_are_drawn(tmp_path):
+    datasets = [MapDataset.range(9).map(lambda n: np.zeros(n + 1)).to_iter_dataset()] * 3
+    ds = grain.experimental.InterleaveIterDataset(datasets, cycle_length=2)
+    specs = drawn_specs(tmp_path, ds)
+    assert specs["InterleaveIterDataset"] == specs["PrefetchIterDataset"] == "float64[1]"
 
 
 def test_names_are_escaped_in_drawings(tmp_path):

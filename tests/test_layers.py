@@ -100,7 +100,7 @@ LATE_IMPORTS = {
     # A system may have none.
     "_cache/memory.py": {"fcntl"},
     "_workers/limits.py": {"select", "socket"},
-    "_dataset/views/observers.py": {"grainmill._stats.drawing"},
+    "_dataset/views/observers.py": {"grainmill._dataset.views.drawing"},
     # So does what only some programs use: checkpoints and named shared memory.
     "_dataset/iterator.py": {"grainmill._checkpoint"},
     "_dataset/shared_batches.py": {"grainmill.shared_memory_array"},

@@ -235,6 +235,12 @@ class PullMeter:
         if elements:
             self._look_at(elements, meter)
 
+    def _is_unknown(self, meter: StageMeter) -> bool:
+        """Whether nothing is known yet of what the elements of a stage are like."""
+        return not meter.element_bytes or (
+            meter.spec is None and self._recorder.spec_of is not None
+        )
+
     def _look_at(self, elements: Sequence[Any], meter: StageMeter) -> None:
         """Records what elements are like."""
         spec_of = self._recorder.spec_of
@@ -296,10 +302,12 @@ class PullMeter:
                     own_s = own.imag if waits else own.real
                     self._pulls.append((meter, num_elements, own_s, own.imag))
             if of_spec is not None and num_elements:
-                if pulled.finish is not None:  # with columns, it makes rows and calls nothing
-                    of_spec.passes_lazy |= pulled.columns is None
-                    return pulled
-                self._look_at(pulled.elements, of_spec)
+                if pulled.finish is None:
+                    self._look_at(pulled.elements, of_spec)
+                elif pulled.columns is None:
+                    of_spec.passes_lazy = True
+                elif self._is_unknown(of_spec):  # it makes a row, and calls nothing
+                    self._look_at(pulled.finished(0, 1).elements, of_spec)
             return pulled
 
         return timed_pull

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import os
 from types import FunctionType
@@ -370,6 +371,8 @@ def transform_name(transform: Any) -> str:
     if isinstance(transform, _TRANSFORM_CLASSES):
         return type(transform).__name__
     function = inspect.unwrap(transform)
+    if isinstance(function, functools.partial):
+        return f"partial({transform_name(function.func)}, ...)"
     name = getattr(function, "__name__", None) or type(function).__name__
     code = getattr(function, "__code__", None)
     if code is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grainmill import _native
 from grainmill._dataset.iterator import iterator_over
 from grainmill._dataset.views.stage_facts import joined_length, place_of, runs_in, state_of
-from grainmill._dataset.views.titles import name_of, several, spec_text, title
+from grainmill._dataset.views.titles import kind_of, name_of, several, spec_text, title
 from grainmill._dataset.with_read_options import with_read_options
 from grainmill._iterators.read import read
 from grainmill._plan.node import MapNode, Node
@@ -235,7 +235,7 @@ class _Outline:
         """The parts of a stage that joins them, one of each kind."""
         groups: dict[Any, list[int]] = {}
         for number, parent in enumerate(parents[:_MAX_PARTS]):
-            groups.setdefault(_kind(parent), []).append(number)
+            groups.setdefault(kind_of(parent), []).append(number)
         for numbers in list(groups.values())[:_MAX_KINDS]:
             others = len(numbers) - 1
             alike = f", and {others} more with the same stages" if others else ""
@@ -265,15 +265,6 @@ class _Outline:
 def _counted(nodes: list[Node]) -> str:
     kinds = Counter(name_of(node) for node in nodes).most_common(_MAX_KINDS)
     return ", ".join(f"{count} {name}" for name, count in kinds)
-
-
-def _kind(node: Node) -> tuple[Any, ...]:
-    """Equal for parts with the same stages."""
-    kinds: list[Any] = [name_of(node)]
-    while len(node.parents) == 1:
-        node = node.parents[0]
-        kinds.append(name_of(node))
-    return (*kinds, len(node.parents))
 
 
 _BOX = (

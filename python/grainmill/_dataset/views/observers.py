@@ -49,7 +49,7 @@ def draw(iterator: Any, directory: str) -> None:
     if not directory:
         _LOGGER.info("Grain Dataset graph:\n\n%s", graph_text(stages, specs))
         return
-    from grainmill._stats.drawing import write_drawing  # noqa: PLC0415
+    from grainmill._dataset.views.drawing import write_drawing  # noqa: PLC0415
 
     for path in write_drawing(directory, stages, specs):
         _LOGGER.info("drew the pipeline to %s", path)

@@ -32,6 +32,15 @@ def name_of(node: Node) -> str:
     return node.dataset_name or str(node)
 
 
+def kind_of(node: Node) -> tuple[Any, ...]:
+    """Equal for parts with the same stages."""
+    kinds: list[Any] = [name_of(node)]
+    while len(node.parents) == 1:
+        node = node.parents[0]
+        kinds.append(name_of(node))
+    return (*kinds, len(node.parents))
+
+
 def several(count: int, name: str) -> str:
     """A count with what is counted."""
     return f"{count:,} {name}{'s' if count > 1 else ''}"
@@ -39,10 +48,17 @@ def several(count: int, name: str) -> str:
 
 def title(node: Node) -> str:
     """The name of a stage with its parameters."""
+    name, arguments = name_and_arguments(node)
+    return f"{name}({', '.join(arguments)})" if arguments else name
+
+
+def name_and_arguments(node: Node) -> tuple[str, list[str]]:
+    """The name of a stage, and its parameters."""
     if isinstance(node, random_access.Range) or node.reads:
-        return str(node)
+        name, _, arguments = str(node).removesuffix(")").partition("(")
+        return name, [arguments]
     if isinstance(node, random_access.Slice):
-        return f"SliceMapDataset[{node.start}:{node.stop}:{node.step}]"
+        return f"SliceMapDataset[{node.start}:{node.stop}:{node.step}]", []
     values = {
         field.name: getattr(node, field.name)
         for field in dataclasses.fields(node)
@@ -54,12 +70,11 @@ def title(node: Node) -> str:
         values = {"datasets": _Text(f"{len(node.opens):,} datasets"), **values}
     if len(node.parents) > 1:
         values = {"parts": len(node.parents), **values}
-    arguments = ", ".join(
+    return name_of(node), [
         f"{name.removeprefix('own_')}={_value(value)}"
         for name, value in values.items()
         if value is not None and value != ()
-    )
-    return f"{name_of(node)}({arguments})" if arguments else name_of(node)
+    ]
 
 
 class _Text(str):
