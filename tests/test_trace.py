@@ -313,14 +313,21 @@ def test_threads_of_a_pool_take_no_turns_because_of_a_trace():
     assert names == ["numbered"]
 
 
-def test_slices_that_take_too_little_are_left_out_until_they_add_up():
-    taken = timeline.Timeline()
-    for _ in range(100):
-        taken.add_next(1, 1.0, 1.0 + timeline._LEAST_S / 10 * 1.01)
-        taken.add_block(0, 1, 1.0, 1.0 + timeline._LEAST_S * 1.01, 0.5e-6)
+def test_slices_that_take_too_little_are_left_out_until_they_add_up(monkeypatch):
+    for least_s, is_all in ((0.0, True), (1e9, False)):
+        monkeypatch.setattr(timeline, "LEAST_S", least_s)
+        monkeypatch.setattr(timeline, "current", taken := timeline.Timeline())
+        assert len(list(MapDataset.range(50).to_iter_dataset(INLINE))) == 50
+        events = json.loads(text_of(taken))["traceEvents"]
+        assert (len(slices(events, "block")) >= 3) == is_all
+        assert (len(slices(events, "consumer")) >= 3) == is_all
+    monkeypatch.setattr(timeline, "LEAST_S", 0.02)
+    monkeypatch.setattr(timeline, "current", taken := timeline.Timeline())
+    slow = MapDataset.range(40).map(lambda n: time.sleep(0.021 if n % 20 == 1 else 0.0))
+    assert len(list(slow.to_iter_dataset(ReadOptions(0, 0), allow_nones=True))) == 40
     events = json.loads(text_of(taken))["traceEvents"]
-    assert len(slices(events, "consumer")) == 10
-    assert len(slices(events, "block")) == 100
+    for category in ("block", "consumer"):  # the slow ones are there
+        assert sum(event["dur"] >= 20_000 for event in slices(events, category)) == 2
 
 
 PROGRAM = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import functools
 import os
 import threading
@@ -388,7 +387,7 @@ class PipelineDatasetIterator(ShownRunning, DatasetIterator[T_co]):
                     with not_waiting():  # the error must not be delayed
                         self._close_stages()
 
-    def _advance(self) -> None:
+    def _advance(self) -> None:  # noqa: PLR0912 - a call for each branch would cost too much
         """Makes the next element ready, or several that are computed already."""
         if self._changing:  # it was interrupted
             self._restore_stages()
@@ -400,14 +399,18 @@ class PipelineDatasetIterator(ShownRunning, DatasetIterator[T_co]):
                     if self._closed:
                         raise closed_error(self._closed_message())  # noqa: TRY301
                     self._changing = True
-                    timer, trace = self._meter.timer, self._trace
-                    is_shown = timeline.current is not None
-                    is_shown = is_shown or (trace is not None and trace.is_enabled())
-                    if timer.countdown > 0 and not is_shown:
+                    timer, trace, taken = self._meter.timer, self._trace, timeline.current
+                    started_s = 0.0 if taken is None else clock_s()
+                    if timer.countdown > 0 and (trace is None or not trace.is_enabled()):
                         block = self._stage.pull(self._stage.pull_size)
                         timer.countdown -= len(block.elements)
                     else:
                         block = self._pull_recorded()
+                    if taken is not None:
+                        ended_s = clock_s()
+                        taken.nexts_s += ended_s - started_s
+                        if taken.nexts_s >= timeline.LEAST_S:
+                            self._add_next(taken, len(block.elements), (started_s, ended_s))
                     if self._hold(block):
                         return
                     continue
@@ -503,34 +506,26 @@ class PipelineDatasetIterator(ShownRunning, DatasetIterator[T_co]):
         return self._try_acquire()
 
     def _pull_recorded(self) -> Block:
-        """Pulls the next block, which is timed, or shown in a trace."""
-        taken, started_s = timeline.current, clock_s()
-        if taken is None:
-            return self._pull_annotated()
-        block = NO_BLOCK
-        try:
-            block = self._pull_annotated()
-        finally:
-            ended_s = clock_s()
-            taken.add_next(len(block.elements), started_s, ended_s)
-        if taken.counters_are_due(ended_s):
-            ahead = sum(read.ahead()[0] for read in self._recorder.all_reads())
-            num_reads, num_bytes, *_ = self._recorder.all_files()
-            taken.count("ready elements", ended_s, ahead)
-            taken.count("reads", ended_s, num_reads)
-            taken.count("bytes read", ended_s, num_bytes)
-        return block
-
-    def _pull_annotated(self) -> Block:
-        """Pulls the next block, which is timed if it is due, or shown in a trace of JAX."""
+        """Pulls the next block, which is timed, or shown in a trace of JAX."""
         trace = self._trace
-        is_annotated = trace is not None and trace.is_enabled()
-        if not is_annotated and self._meter.timer.countdown <= 0:
+        if trace is None or not trace.is_enabled():
             return self._meter.pull()
-        with trace(f"grainmill {self}") if is_annotated else contextlib.nullcontext():
+        with trace(f"grainmill {self}"):
             block = self._stage.pull(self._stage.pull_size)
         self._meter.timer.countdown -= len(block.elements)
         return block
+
+    def _add_next(self, taken: timeline.Timeline, count: int, times_s: tuple[float, float]) -> None:
+        """Adds a call of `next` to a trace, and now and then what its counters are."""
+        taken.add_next(count, *times_s)
+        now_s = times_s[1]
+        if not taken.counters_are_due(now_s):
+            return
+        num_reads, num_bytes, *_ = self._recorder.all_files()
+        ahead = sum(read.ahead()[0] for read in self._recorder.all_reads())
+        taken.count("ready elements", now_s, ahead)
+        taken.count("reads", now_s, num_reads)
+        taken.count("bytes read", now_s, num_bytes)
 
     def _hold(self, block: Block) -> bool:
         """Makes the elements of a block the next ones; returns whether they are ready now."""

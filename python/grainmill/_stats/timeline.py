@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 MAX_EVENTS: Final = 200_000
 """How many events a file has of each process, unless the user says otherwise: some 30 MB."""
 
-# Slices that are taken every time are left out until they have taken so long together: keeping one
-# costs a microsecond or two.
-_LEAST_S: Final = 0.0002
+LEAST_S: Final = 0.0005
+"""Slices that are taken every time are left out until they have taken so long together.
+
+Keeping one costs some microseconds.
+"""
+
 _COUNTERS_S: Final = 0.05  # the least seconds between two values of a counter
 
 # The thread, the kind, when it began and ended, the first element, how many, and another number.
@@ -87,6 +90,9 @@ class Timeline:
         pid: The process that created it.
         number: Tells it from others of this process; in a worker, it is that of the parent's.
         started_s: When it began.
+        blocks_s: Seconds of blocks that were left out; who adds theirs to it adds a block once it
+            is `LEAST_S`.
+        nexts_s: The same of what the consumer got.
     """
 
     def __init__(self, max_events: int = MAX_EVENTS, number: int | None = None) -> None:
@@ -102,7 +108,8 @@ class Timeline:
         self._num_dropped = 0  # by workers
         self._num_sent = (0, 0)  # threads and kinds whose names were sent
         self._counters_due_s = 0.0
-        self._short_blocks_s = self._short_nexts_s = 0.0  # of slices that were left out
+        self.blocks_s = self.nexts_s = 0.0
+        self._of_thread = threading.local()
         self._labels: weakref.WeakKeyDictionary[Node, str] = weakref.WeakKeyDictionary()
 
     def add(
@@ -127,8 +134,11 @@ class Timeline:
             count: How many elements; -1 for none.
             value: Seconds of it in which it waited for storage; what a counter shows.
         """
-        own, thread = self._own, threading.get_native_id()
-        if thread not in own.threads:
+        own = self._own
+        try:
+            thread = self._of_thread.id
+        except AttributeError:  # asking the system each time would take as long as all the rest
+            thread = self._of_thread.id = threading.get_native_id()
             # Not by its attribute `name`: threads of a pool note that they were asked for it.
             named = threading.Thread.name.fget  # type: ignore[attr-defined]
             own.threads[thread] = named(threading.current_thread())
@@ -142,19 +152,13 @@ class Timeline:
         self, start: int, count: int, started_s: float, ended_s: float, storage_s: float
     ) -> None:
         """Adds a slice in which `count` elements were computed, after waits for storage."""
-        self._short_blocks_s += ended_s - started_s
-        if self._short_blocks_s >= _LEAST_S:
-            self._short_blocks_s = 0.0
-            self.add(
-                "block", "block", started_s, ended_s, first=start, count=count, value=storage_s
-            )
+        self.blocks_s = 0.0
+        self.add("block", "block", started_s, ended_s, first=start, count=count, value=storage_s)
 
     def add_next(self, count: int, started_s: float, ended_s: float) -> None:
         """Adds a slice in which the consumer got `count` elements."""
-        self._short_nexts_s += ended_s - started_s
-        if self._short_nexts_s >= _LEAST_S:
-            self._short_nexts_s = 0.0
-            self.add("next", "consumer", started_s, ended_s, count=count)
+        self.nexts_s = 0.0
+        self.add("next", "consumer", started_s, ended_s, count=count)
 
     def count(self, name: str, at_s: float, value: float) -> None:
         """Adds the value that a counter has from then on."""

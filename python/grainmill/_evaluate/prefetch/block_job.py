@@ -267,7 +267,9 @@ class _PlanRunner:
         self._meter.elements += count
         storage_s = max(0.0, now_s - started_s[0] - elapsed_s)
         if (taken := timeline.current) is not None:
-            taken.add_block(start, count, started_s[0], now_s, storage_s)
+            taken.blocks_s += now_s - started_s[0]
+            if taken.blocks_s >= timeline.LEAST_S:
+                taken.add_block(start, count, started_s[0], now_s, storage_s)
         self._meter.computed(elapsed_s, storage_s, elapsed_s)
         return elapsed_s, self.reporter.report(now_s - started_s[0], count)
 

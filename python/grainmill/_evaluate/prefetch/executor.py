@@ -303,7 +303,9 @@ class Executor(Blocks):
         storage_s, ended_s = waited_s() - waited_before_s, time.perf_counter()
         work_s = ended_s - started_s - storage_s
         if (taken := timeline.current) is not None:
-            taken.add_block(start, count, started_s, ended_s, storage_s)
+            taken.blocks_s += ended_s - started_s
+            if taken.blocks_s >= timeline.LEAST_S:
+                taken.add_block(start, count, started_s, ended_s, storage_s)
         short_s = min(work_s, tuning.SHORT_BLOCK_S)  # beyond that, it lost its core or the lock
         cpu_s = short_s if is_short else time.thread_time() - cpu_started_s
         self._record_pace(count, work_s)

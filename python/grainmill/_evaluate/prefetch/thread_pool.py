@@ -172,7 +172,9 @@ class Task:
             waited_s = max(0.0, ended_s - started_s - self.elapsed_s)
             self.waited_s += waited_s
             if self._elements is not None and (taken := timeline.current) is not None:
-                taken.add_block(*self._elements, started_s, ended_s, waited_s)
+                taken.blocks_s += ended_s - started_s
+                if taken.blocks_s >= timeline.LEAST_S:
+                    taken.add_block(*self._elements, started_s, ended_s, waited_s)
         succeeded = self.failure is None
         self.done.release()
         return succeeded
