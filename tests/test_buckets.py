@@ -451,7 +451,9 @@ def test_urls_of_directories_stand_for_their_files(server, content, records):
     assert list(ArrayRecordDataSource("s3://bucket/d*/t*.array_record")) == records
 
 
-@pytest.mark.parametrize("name", ["DEADLINE_S", "STALL_S", "MIN_BYTES_PER_S", "CACHE_BYTES"])
+@pytest.mark.parametrize(
+    "name", ["DEADLINE_S", "STALL_S", "MIN_BYTES_PER_S", "MAX_IN_FLIGHT", "CACHE_BYTES"]
+)
 def test_settings_that_are_no_numbers_are_refused(s3, monkeypatch, name):
     monkeypatch.setenv(f"GRAINMILL_BUCKET_{name}", "some")
     with pytest.raises(ValueError, match=f"GRAINMILL_BUCKET_{name} must be .*'?some"):

@@ -14,7 +14,7 @@ use crate::formats::chunk_records::ChunkRecords;
 use crate::io::SingleFlight;
 use crate::io::parallel::for_each_parallel;
 use crate::io::pool;
-use crate::io::read_queue::{self, Job, Permit, ReadQueue};
+use crate::io::read_queue::{self, Job, Permit, ReadQueue, StorageLimit};
 use crate::lock::lock;
 use crate::process::{self, PerProcess};
 use crate::read::chunk_cache::{self, ChunkCache};
@@ -106,9 +106,14 @@ impl Reads {
 struct ReadJob {
     reads: Arc<Reads>,
     has_requests: bool,
+    storage: Option<Arc<StorageLimit>>,
 }
 
 impl Job for ReadJob {
+    fn storage(&self) -> Option<Arc<StorageLimit>> {
+        self.storage.clone()
+    }
+
     fn run_next(self: Arc<Self>) {
         self.reads.begin();
         self.reads.end();
@@ -134,8 +139,19 @@ fn submission(
     has_requests: bool,
     count: usize,
 ) -> Box<dyn FnOnce() + Send> {
-    let (queue, reads) = (queue.for_another_owner(), Arc::clone(reads));
-    Box::new(move || queue.submit(Arc::new(ReadJob { reads, has_requests }), count))
+    submission_in(None, queue, reads, has_requests, count)
+}
+
+/// The same, of reads of a storage.
+fn submission_in(
+    storage: Option<&Arc<StorageLimit>>,
+    queue: &ReadQueue,
+    reads: &Arc<Reads>,
+    has_requests: bool,
+    count: usize,
+) -> Box<dyn FnOnce() + Send> {
+    let (queue, reads, storage) = (queue.for_another_owner(), Arc::clone(reads), storage.cloned());
+    Box::new(move || queue.submit(Arc::new(ReadJob { reads, has_requests, storage }), count))
 }
 
 /// Every read that is queued starts, never more at once than the limit, and all places are free again
@@ -218,6 +234,40 @@ pub fn read_queues_of_a_process() {
     });
 }
 
+/// Each storage has at most as many reads in flight as it may have, also while that changes, and one whose places
+/// are taken keeps no other from being read.
+pub fn read_storages() {
+    check(&[1, 2, 9], || {
+        read_queue::set_max_of_process(4);
+        let (queue, other) = (ReadQueue::new(4), ReadQueue::new(1));
+        let limits = [1, 2].map(|max| Arc::new(StorageLimit::new(Some(max))));
+        let reads: [Arc<Reads>; 2] = Default::default();
+        let submit = |queue, at: usize, has_requests, count| {
+            submission_in(Some(&limits[at]), queue, &reads[at], has_requests, count)
+        };
+        join(vec![
+            submit(&queue, 0, true, 2),
+            submit(&other, 0, false, 2),
+            submit(&queue, 1, false, 2),
+            submit(&queue, 1, true, 2),
+        ]);
+        for (at, most) in [(0, 1), (1, 2)] {
+            assert!(reads[at].wait(4) <= most, "more reads than storage {at} may have");
+        }
+        let in_storage = queue.in_storage(Some(Arc::clone(&limits[0])));
+        let held = in_storage.enter_anyway();
+        assert!(in_storage.enter().is_none(), "one place too many");
+        lock(&reads[0].counts).most = 0;
+        join(vec![submit(&queue, 0, true, 2), submit(&queue, 1, true, 1)]);
+        reads[1].wait(5);
+        assert_eq!(lock(&reads[0].counts).most, 0, "a read has started beside as many as allowed");
+        limits[0].set(Some(2));
+        assert!(reads[0].wait(6) <= 1, "more reads than allowed");
+        drop(held);
+        all_places(&queue);
+    });
+}
+
 /// Each item of a loop over files is processed once and has been when the loop returns, also beside reads that
 /// take all places, and while two loops run.
 pub fn loops_over_files() {
@@ -229,11 +279,15 @@ pub fn loops_over_files() {
             Box::new(move || {
                 let done = Arc::new(Reads::default());
                 let counted = Arc::clone(&done);
-                for_each_parallel((0..num_items).collect(), move |_| {
-                    counted.begin();
-                    counted.end();
-                    Ok(())
-                })
+                for_each_parallel(
+                    (0..num_items).collect(),
+                    |_| None,
+                    move |_| {
+                        counted.begin();
+                        counted.end();
+                        Ok(())
+                    },
+                )
                 .expect("no item fails");
                 let counts = lock(&done.counts);
                 assert_eq!((counts.num_running, counts.num_done), (0, num_items));

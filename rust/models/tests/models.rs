@@ -18,6 +18,11 @@ fn queues_of_a_process_share_its_limit() {
 }
 
 #[test]
+fn storages_keep_their_limits() {
+    models::read_storages();
+}
+
+#[test]
 fn each_file_of_a_loop_is_opened_once() {
     models::loops_over_files();
 }

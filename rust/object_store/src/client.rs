@@ -13,6 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use grainmill_core::compute::num_cores;
+use grainmill_core::io::{ReadQueue, StorageLimit};
 use grainmill_core::process::PerProcess;
 use grainmill_core::url::shown;
 use grainmill_core::{Error, Result, interrupt};
@@ -336,6 +337,8 @@ fn counted<B: BodyExt<Data = Bytes>>(
 pub(crate) struct Bucket {
     location: Location,
     pub(crate) settings: Arc<Settings>,
+    /// How many reads of it may be in flight.
+    pub(crate) limit: Arc<StorageLimit>,
     client: PerProcess<Mutex<Option<Arc<Client>>>>,
 }
 
@@ -379,10 +382,16 @@ impl Bucket {
             let mut location = location.clone();
             (location.key, location.access) = (String::new(), Access::default());
             let client = PerProcess::new(Mutex::default);
-            Arc::new(Self { location, settings: Arc::clone(settings), client })
+            let limit = Arc::new(StorageLimit::new(settings.max_in_flight));
+            Arc::new(Self { location, settings: Arc::clone(settings), limit, client })
         };
         let key = (location.base.clone(), Arc::clone(settings));
         Arc::clone(buckets.entry(key).or_insert_with(new))
+    }
+
+    /// The queue of requests that nobody else has counted.
+    pub(crate) fn queue(&self) -> ReadQueue {
+        ReadQueue::of_process().in_storage(Some(Arc::clone(&self.limit)))
     }
 
     /// The client of this process.

@@ -34,7 +34,12 @@ pub fn list(settings: &Arc<Settings>, prefix: &str) -> Result<Vec<(String, u64)>
         )));
     };
     let settings = Arc::clone(settings);
-    let pages = async move { all_pages(&client, &lister, &settings, &location).await };
+    let permit = bucket.queue().enter_anyway(); // the caller waits for one request at a time
+    let pages = async move {
+        let pages = all_pages(&client, &lister, &settings, &location).await;
+        drop(permit);
+        pages
+    };
     HttpRuntime::get()?.start(pages).wait()
 }
 

@@ -10,7 +10,7 @@ use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::io::storage::{
     FileId, ReadAt, ReadRequest, ReopenedFile, StartedRead, Storage, StoredFile, WhenRead,
 };
-use grainmill_core::io::{LocalFiles, Permit, SingleFlight};
+use grainmill_core::io::{LocalFiles, Permit, SingleFlight, StorageLimit};
 use grainmill_core::{Error, Result};
 use tokio::task::AbortHandle;
 
@@ -54,6 +54,14 @@ impl Storage for Buckets {
 
     fn is_remote(&self, path: &Path) -> bool {
         path.to_str().is_some_and(is_url)
+    }
+
+    fn limit(&self, path: &Path) -> Option<Arc<StorageLimit>> {
+        let Some(url) = path.to_str().filter(|path| is_url(path)) else {
+            return self.local.limit(path);
+        };
+        let location = Location::parse(url).ok()?;
+        Some(Arc::clone(&Bucket::of(&location, &self.settings).limit))
     }
 }
 
@@ -154,6 +162,8 @@ impl Object {
                 read
             })
         };
+        // The first part is counted as the read.
+        let queue = self.bucket.queue();
         let mut next = range.start;
         let mut next_part = || {
             let part = next..range.end.min(next + PART_LEN);
@@ -168,10 +178,11 @@ impl Object {
             }
             while parts.len() < MAX_PARTS
                 && range.end - range.start > PART_LEN
-                && let Ok(permit) = Arc::clone(&shared.spare_parts).try_acquire_owned()
+                && let Ok(spare) = Arc::clone(&shared.spare_parts).try_acquire_owned()
+                && let Some(permit) = queue.enter()
                 && let Some(part) = next_part()
             {
-                parts.push_back(start(part, Some(permit)));
+                parts.push_back(start(part, Some((spare, permit))));
             }
             if let Some(first) = parts.pop_front() {
                 first.wait()?.iter().for_each(|bytes| sink(bytes));

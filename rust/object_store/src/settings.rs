@@ -12,6 +12,7 @@ const DEADLINE: &str = "GRAINMILL_BUCKET_DEADLINE_S";
 const STALL: &str = "GRAINMILL_BUCKET_STALL_S";
 const MIN_RATE: &str = "GRAINMILL_BUCKET_MIN_BYTES_PER_S";
 const CACHE_DIR: &str = "GRAINMILL_BUCKET_CACHE_DIR";
+const MAX_IN_FLIGHT: &str = "GRAINMILL_BUCKET_MAX_IN_FLIGHT";
 const CACHE_BYTES: &str = "GRAINMILL_BUCKET_CACHE_BYTES";
 /// For how long a request is repeated, and for how long one may send nothing.
 const DEFAULT_DEADLINE_S: f64 = 120.0;
@@ -41,6 +42,8 @@ pub struct Settings {
     pub(crate) stall: Duration,
     /// How many bytes at least have to arrive in that time.
     pub(crate) min_len: u64,
+    /// How many reads of a bucket may be in flight, if there is a number for that.
+    pub(crate) max_in_flight: Option<usize>,
     /// The directory of the block cache and its size in bytes.
     pub(crate) cache: Option<(PathBuf, u64)>,
 }
@@ -74,6 +77,13 @@ impl Settings {
                 text.parse().map_err(|_| invalid(CACHE_BYTES, "a number of bytes", text))?
             }
         };
+        let max_in_flight = match given(MAX_IN_FLIGHT) {
+            None => None,
+            Some(text) => {
+                let number = text.parse().ok().filter(|&number: &usize| number > 0);
+                Some(number.ok_or_else(|| invalid(MAX_IN_FLIGHT, "a positive number", text))?)
+            }
+        };
         let cache = given(CACHE_DIR).map(|dir| (PathBuf::from(dir), cache_bytes));
         let (deadline, stall) =
             (seconds(DEADLINE, DEFAULT_DEADLINE_S)?, seconds(STALL, DEFAULT_STALL_S)?);
@@ -86,7 +96,7 @@ impl Settings {
         };
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
         let min_len = (min_rate * stall.as_secs_f64()) as u64;
-        Ok(Self { variables, deadline, stall, min_len, cache })
+        Ok(Self { variables, deadline, stall, min_len, max_in_flight, cache })
     }
 
     /// The variables that start with `prefix`, by their names in lower case.
@@ -162,6 +172,7 @@ mod tests {
             (CACHE_BYTES, "1.5"),
             (MIN_RATE, "-1"),
             (MIN_RATE, "inf"),
+            (MAX_IN_FLIGHT, "0"),
         ] {
             let error = settings(&[(name, value)]).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(value), "{error}");

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
-use grainmill_core::io::{Job, ReadQueue, storage_latency};
+use grainmill_core::io::{Job, ReadQueue, StorageLimit, storage_latency};
 use grainmill_core::lock::lock;
 use grainmill_core::{Result, interrupt, process};
 
@@ -138,6 +138,10 @@ impl Drop for Ahead {
 }
 
 impl Job for AheadJob {
+    fn storage(&self) -> Option<Arc<StorageLimit>> {
+        self.files.limit()
+    }
+
     fn run_next(self: Arc<Self>) {
         let Some(task) = lock(&self.todo).pop_front() else { return };
         // Even if it is abandoned, another job may wait for what it finds or fetches.

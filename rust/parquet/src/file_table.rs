@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow_schema::FieldRef;
 use grainmill_core::io::storage::Storage;
-use grainmill_core::io::storage_latency::StorageLatency;
+use grainmill_core::io::storage_latency::{SharedLatency, StorageLatency};
 use grainmill_core::io::{TryOnce, for_each_parallel};
 use grainmill_core::{Error, Result};
 
@@ -36,8 +36,11 @@ impl FileTable {
         choice: Choice,
     ) -> Self {
         let entry = |(path, num_rows)| Entry { path, num_rows, file: TryOnce::default() };
+        // Files of several storages, which is rare, count as of the first.
+        let limit = files.first().and_then(|(path, _)| storage.limit(path));
         let entries = files.into_iter().map(entry).collect();
-        Self { storage: Arc::clone(storage), choice, latency: Arc::default(), entries }
+        let latency = Arc::new(StorageLatency::of(&SharedLatency::of(limit)));
+        Self { storage: Arc::clone(storage), choice, latency, entries }
     }
 
     /// How many files there are.
@@ -93,7 +96,12 @@ impl FileTable {
     /// first file is returned.
     pub(crate) fn open_all(self: &Arc<Self>, numbers: Vec<usize>) -> Result<()> {
         let table = Arc::clone(self);
-        for_each_parallel(numbers, move |number| table.file(number).map(drop))
+        let limit = self.latency.limit();
+        for_each_parallel(
+            numbers,
+            move |_| limit.clone(),
+            move |number| table.file(number).map(drop),
+        )
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_schema::FieldRef;
+use grainmill_core::io::StorageLimit;
 use grainmill_core::io::storage::Storage;
 use grainmill_core::io::storage_latency::ReadTotals;
 use grainmill_core::process::PerProcess;
@@ -199,6 +200,11 @@ impl ParquetFiles {
     /// Whether recent reads had to wait for storage.
     pub fn is_slow(&self) -> bool {
         self.table.latency().is_slow()
+    }
+
+    /// The limit of the storage of its files.
+    pub(crate) fn limit(&self) -> Option<Arc<StorageLimit>> {
+        self.table.latency().limit()
     }
 
     /// How many bytes may be reserved before reads are no longer started ahead.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::forward_reads::ForwardReads;
 use super::storage::{ReadAt, Reader, Storage, StoredFile};
-use super::storage_latency::StorageLatency;
+use super::storage_latency::{SharedLatency, StorageLatency};
 use crate::{Error, Result};
 
 /// A file that is read forwards.
@@ -27,7 +27,7 @@ impl FileBytes {
     /// If it cannot be opened, or is not a regular file.
     pub fn open(storage: &dyn Storage, path: &Path) -> Result<Self> {
         let (stored, bytes) = storage.open(path)?;
-        let latency = StorageLatency::default();
+        let latency = StorageLatency::of(&SharedLatency::of(storage.limit(path)));
         let remote = storage.is_remote(path).then_some(bytes);
         if remote.is_some() {
             latency.expect_slow();

@@ -172,7 +172,7 @@ impl ForwardReads {
             if !is_first && !has_room {
                 return;
             }
-            let queue = ReadQueue::of_process();
+            let queue = ReadQueue::of_process().in_storage(reader.limit());
             // What is needed now does not wait for what others read ahead.
             let permit = if is_first { Some(queue.enter_anyway()) } else { queue.enter() };
             let Some(started) = permit.and_then(|permit| reader.start(range.clone(), permit))

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, LazyLock, RwLock};
 
 use super::lru::Lru;
+use super::read_queue::StorageLimit;
 use super::single_flight::SingleFlight;
 use super::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use crate::bytes::ScatterBuffers;
@@ -26,6 +27,11 @@ impl Storage for LocalFiles {
     fn open(&self, path: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)> {
         let (file, open) = LocalFile::open(path)?;
         Ok((Box::new(file), open))
+    }
+
+    fn limit(&self, _path: &Path) -> Option<Arc<StorageLimit>> {
+        static LIMIT: LazyLock<Arc<StorageLimit>> = LazyLock::new(Arc::default);
+        Some(Arc::clone(&LIMIT))
     }
 }
 

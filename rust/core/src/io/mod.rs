@@ -21,6 +21,6 @@ mod try_once;
 pub use file_bytes::FileBytes;
 pub use local::LocalFiles;
 pub use parallel::for_each_parallel;
-pub use read_queue::{Job, Permit, ReadQueue};
+pub use read_queue::{Job, Permit, ReadQueue, StorageLimit};
 pub use single_flight::{FlightGuard, SingleFlight};
 pub use try_once::TryOnce;

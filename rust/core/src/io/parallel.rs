@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::read_queue::{DEFAULT_OF_PROCESS, Job, ReadQueue};
+use super::read_queue::{DEFAULT_OF_PROCESS, Job, ReadQueue, StorageLimit};
 use crate::lock::lock;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex};
@@ -19,9 +19,10 @@ const MIN_ITEMS_PER_THREAD: usize = 4;
 /// So many more after an item that takes long: files behind near ones may be far.
 const MORE_THREADS: usize = 16;
 
-struct ParallelLoop<W> {
+struct ParallelLoop<W, L> {
     items: Vec<usize>,
     work: W,
+    limit_of: L,
     queue: ReadQueue,
     next: AtomicUsize,
     state: Mutex<LoopState>,
@@ -41,26 +42,28 @@ struct LoopState {
 
 /// Calls `work` for each item; returns the error of the first item that failed.
 ///
-/// Each item counts as a read in flight. The calling thread does not wait for others' reads: it takes part
+/// Each item counts as a read in flight, of the storage of which `limit_of` returns the limit. The calling thread does not wait for others' reads: it takes part
 /// whatever they do.
 ///
 /// The first item is processed alone, to measure how long one takes.
 ///
 /// # Errors
 /// Those of `work`, and [`Error::Interrupted`] if the caller ends the loop.
-pub fn for_each_parallel<W>(items: Vec<usize>, work: W) -> Result<()>
+pub fn for_each_parallel<W, L>(items: Vec<usize>, limit_of: L, work: W) -> Result<()>
 where
     W: Fn(usize) -> Result<()> + Send + Sync + 'static,
+    L: Fn(usize) -> Option<Arc<StorageLimit>> + Send + Sync + 'static,
 {
     let shared = Arc::new(ParallelLoop {
         items,
         work,
+        limit_of,
         queue: ReadQueue::of_process().for_another_owner(),
         next: AtomicUsize::new(0),
         state: Mutex::default(),
         finished: Condvar::new(),
     });
-    let counted = shared.queue.enter_anyway();
+    let counted = shared.queue.in_storage(shared.storage()).enter_anyway();
     let mut asked = Instant::now();
     lock(&shared.state).num_running += 1;
     match shared.process_next(&mut asked) {
@@ -75,7 +78,11 @@ where
     state.first_error.take().map_or(Ok(()), |(_, error)| Err(error))
 }
 
-impl<W: Fn(usize) -> Result<()> + Send + Sync + 'static> ParallelLoop<W> {
+impl<W, L> ParallelLoop<W, L>
+where
+    W: Fn(usize) -> Result<()> + Send + Sync + 'static,
+    L: Fn(usize) -> Option<Arc<StorageLimit>> + Send + Sync + 'static,
+{
     /// How many threads to use where items do not take long.
     fn max_fast(&self) -> usize {
         compute::max_threads().max(MIN_THREADS).min(self.items.len() / MIN_ITEMS_PER_THREAD)
@@ -131,7 +138,15 @@ impl<W: Fn(usize) -> Result<()> + Send + Sync + 'static> ParallelLoop<W> {
     }
 }
 
-impl<W: Fn(usize) -> Result<()> + Send + Sync + 'static> Job for ParallelLoop<W> {
+impl<W, L> Job for ParallelLoop<W, L>
+where
+    W: Fn(usize) -> Result<()> + Send + Sync + 'static,
+    L: Fn(usize) -> Option<Arc<StorageLimit>> + Send + Sync + 'static,
+{
+    fn storage(&self) -> Option<Arc<StorageLimit>> {
+        (self.limit_of)(*self.items.get(self.next.load(Ordering::Relaxed))?)
+    }
+
     /// Processes items for a while, and then lets other reads go first.
     fn run_next(self: Arc<Self>) {
         let (started, mut asked) = (Instant::now(), Instant::now());
@@ -164,15 +179,19 @@ mod tests {
     fn most_at_a_time(first_slow: usize) -> usize {
         let active = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
         let counts = Arc::clone(&active);
-        for_each_parallel((0..1000).collect(), move |item| {
-            let now = counts.0.fetch_add(1, Ordering::Relaxed) + 1;
-            counts.1.fetch_max(now, Ordering::Relaxed);
-            if item >= first_slow {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            counts.0.fetch_sub(1, Ordering::Relaxed);
-            Ok(())
-        })
+        for_each_parallel(
+            (0..1000).collect(),
+            |_| None,
+            move |item| {
+                let now = counts.0.fetch_add(1, Ordering::Relaxed) + 1;
+                counts.1.fetch_max(now, Ordering::Relaxed);
+                if item >= first_slow {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                counts.0.fetch_sub(1, Ordering::Relaxed);
+                Ok(())
+            },
+        )
         .unwrap();
         active.1.load(Ordering::Relaxed)
     }
@@ -202,7 +221,7 @@ mod tests {
         let queue = ReadQueue::new(DEFAULT_OF_PROCESS);
         queue.submit(Arc::clone(&stuck) as Arc<dyn Job>, DEFAULT_OF_PROCESS);
         stuck.begin.wait();
-        for_each_parallel((0..1000).collect(), |_| Ok(())).unwrap();
+        for_each_parallel((0..1000).collect(), |_| None, |_| Ok(())).unwrap();
         stuck.end.wait();
     }
 
@@ -214,14 +233,18 @@ mod tests {
         stuck.begin.wait();
         let both = Arc::new(Barrier::new(2));
         let waiting = Arc::clone(&both);
-        for_each_parallel((0..3).collect(), move |item| {
-            if item == 0 {
-                std::thread::sleep(SLOW);
-            } else {
-                waiting.wait();
-            }
-            Ok(())
-        })
+        for_each_parallel(
+            (0..3).collect(),
+            |_| None,
+            move |item| {
+                if item == 0 {
+                    std::thread::sleep(SLOW);
+                } else {
+                    waiting.wait();
+                }
+                Ok(())
+            },
+        )
         .unwrap();
         stuck.end.wait();
     }
@@ -238,10 +261,14 @@ mod tests {
             let sum = Arc::new(AtomicUsize::new(0));
             let adding = Arc::clone(&sum);
             let items = (1..=count).collect();
-            for_each_parallel(items, move |item| {
-                adding.fetch_add(item, Ordering::Relaxed);
-                Ok(())
-            })
+            for_each_parallel(
+                items,
+                |_| None,
+                move |item| {
+                    adding.fetch_add(item, Ordering::Relaxed);
+                    Ok(())
+                },
+            )
             .unwrap();
             assert_eq!(sum.load(Ordering::Relaxed), count * (count + 1) / 2);
         }
@@ -266,7 +293,9 @@ mod tests {
             IS_ENDED.store(true, Ordering::Relaxed);
             true
         };
-        let result = interrupt::interruptible(end, || for_each_parallel((0..1000).collect(), work));
+        let result = interrupt::interruptible(end, || {
+            for_each_parallel((0..1000).collect(), |_| None, work)
+        });
         IS_ENDED.store(true, Ordering::Relaxed);
         assert!(matches!(result, Err(Error::Interrupted)), "{result:?}");
     }
@@ -274,9 +303,13 @@ mod tests {
     #[test]
     fn first_error_in_order_is_reported() {
         for _ in 0..50 {
-            let result = for_each_parallel((0..1000).collect(), |item| {
-                if item >= 40 { Err(Error::OutOfRange(format!("item {item}"))) } else { Ok(()) }
-            });
+            let result = for_each_parallel(
+                (0..1000).collect(),
+                |_| None,
+                |item| {
+                    if item >= 40 { Err(Error::OutOfRange(format!("item {item}"))) } else { Ok(()) }
+                },
+            );
             assert!(result.unwrap_err().to_string().contains("item 40"));
         }
     }

@@ -1,8 +1,8 @@
 //! One schedule for the reads of a process, with limits on how many are in flight.
 //!
-//! Each pipeline has a queue of a limit of its own, within that of the process. Queues take turns, in a queue
-//! its owners do, and the reads of an owner start in the order in which they were submitted, which is that in
-//! which they are needed.
+//! Each pipeline has a queue of a limit of its own, each storage has one, and both are within that of the
+//! process. Queues take turns, in a queue its owners do, and the reads of an owner start in the order in which
+//! they were submitted, which is that in which they are needed; those whose storage has no place are passed by.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,6 +18,9 @@ pub const DEFAULT_IN_FLIGHT: usize = 128;
 /// That of a process, unless a queue may have more: each is a thread or a connection, of which systems allow
 /// a thousand by default.
 pub const DEFAULT_OF_PROCESS: usize = 256;
+/// So many places of a process are left by a storage without a limit of its own: for others, if it does not
+/// answer, and for those who do not wait.
+const LEFT_TO_OTHERS: usize = 32;
 /// Of a queue that has no limit but that of the process.
 const NO_LIMIT: usize = usize::MAX;
 
@@ -29,6 +32,11 @@ static SCHEDULE: PerProcess<Mutex<Schedule>> = PerProcess::new(Default::default)
 pub trait Job: Send + Sync {
     /// Runs the next task, unless all have started.
     fn run_next(self: Arc<Self>);
+
+    /// The limit of the storage that the next task reads from; called with the schedule locked.
+    fn storage(&self) -> Option<Arc<StorageLimit>> {
+        None
+    }
 
     /// Starts the next task without waiting, if it is a read that needs no thread: it keeps `permit`
     /// until it has ended. Else returns that.
@@ -48,7 +56,7 @@ impl Permit {
         self.0.as_ref().is_some_and(|queue| {
             let mut schedule = SCHEDULE.lock();
             let load = schedule.load_of(queue);
-            load.in_flight > load.max()
+            load.in_flight > load.max() || !schedule.has_place(queue.storage.as_ref(), 0)
         })
     }
 
@@ -86,12 +94,39 @@ pub struct ReadQueue {
     /// Which queue it is, and its limit.
     max_in_flight: Arc<AtomicUsize>,
     owner: u64,
+    /// Of those who enter.
+    storage: Option<Arc<StorageLimit>>,
+}
+
+/// How many reads of a storage may be in flight.
+#[derive(Debug, Default)]
+pub struct StorageLimit {
+    /// 0 if it has no number of its own.
+    max_in_flight: AtomicUsize,
+}
+
+impl StorageLimit {
+    /// So many, at least one; `None` leaves it to the limit of the process.
+    pub fn new(max_in_flight: Option<usize>) -> Self {
+        let number = max_in_flight.map_or(0, |number| number.max(1));
+        Self { max_in_flight: number.into() }
+    }
+
+    /// Sets the number, as [`new`](Self::new): waiting reads start if it permits, and while more are in
+    /// flight, none does.
+    pub fn set(&self, max_in_flight: Option<usize>) {
+        let Self { max_in_flight } = Self::new(max_in_flight);
+        self.max_in_flight.store(max_in_flight.into_inner(), Ordering::Relaxed);
+        start_waiting(true);
+    }
 }
 
 /// The reads of a process.
 #[derive(Default)]
 struct Schedule {
     in_flight: usize,
+    /// Of each storage of which reads are in flight, how many.
+    storages: Vec<(Arc<StorageLimit>, usize)>,
     /// Of each queue of which reads wait or are in flight, the next one first.
     loads: VecDeque<Load>,
 }
@@ -111,6 +146,9 @@ struct Waiting {
     jobs: VecDeque<(Arc<dyn Job>, usize)>,
 }
 
+/// Numbers of an owner and a job that wait, and the storage of its next task.
+type Next = (usize, usize, Option<Arc<StorageLimit>>);
+
 impl Load {
     fn max(&self) -> usize {
         self.max_in_flight.load(Ordering::Relaxed)
@@ -120,18 +158,33 @@ impl Load {
         self.in_flight < self.max()
     }
 
-    /// Takes the next task that waits, and its owner.
-    fn take(&mut self) -> Option<(u64, Arc<dyn Job>)> {
-        let mut first = self.waiting.pop_front()?;
-        let (job, count) = first.jobs.pop_front()?;
-        if count > 1 {
-            first.jobs.push_front((Arc::clone(&job), count - 1));
+    /// Which owner and which of its jobs is the next one whose storage `has_place`, and that storage.
+    fn next(&self, has_place: impl Fn(Option<&Arc<StorageLimit>>) -> bool) -> Option<Next> {
+        let owners = self.waiting.iter().enumerate();
+        let mut jobs = owners.flat_map(|(owner, of)| {
+            of.jobs.iter().enumerate().map(move |(job, waiting)| (owner, job, &waiting.0))
+        });
+        jobs.find_map(|(owner, job, waiting)| {
+            let storage = waiting.storage();
+            has_place(storage.as_ref()).then_some((owner, job, storage))
+        })
+    }
+
+    /// Takes a task of job number `job` of owner number `owner` of those that wait.
+    fn take(&mut self, owner: usize, job: usize) -> Option<(u64, Arc<dyn Job>)> {
+        let mut of = self.waiting.remove(owner)?;
+        let number = of.owner;
+        let task = match of.jobs.get_mut(job) {
+            Some((waiting, count)) if *count > 1 => {
+                *count -= 1;
+                Arc::clone(waiting)
+            }
+            _ => of.jobs.remove(job)?.0,
+        };
+        if !of.jobs.is_empty() {
+            self.waiting.push_back(of);
         }
-        let owner = first.owner;
-        if !first.jobs.is_empty() {
-            self.waiting.push_back(first);
-        }
-        Some((owner, job))
+        Some((number, task))
     }
 }
 
@@ -146,14 +199,41 @@ impl Schedule {
         &mut self.loads[at]
     }
 
-    fn has_room(&self) -> bool {
+    /// The largest limit of a queue that has one.
+    fn max_of_queues(&self) -> usize {
         let of_queues = self.loads.iter().map(Load::max).filter(|&max| max < NO_LIMIT).max();
-        self.in_flight < MAX_OF_PROCESS.load(Ordering::Relaxed).max(of_queues.unwrap_or(0))
+        of_queues.unwrap_or(0)
+    }
+
+    fn has_room(&self) -> bool {
+        self.in_flight < MAX_OF_PROCESS.load(Ordering::Relaxed).max(self.max_of_queues())
+    }
+
+    /// Whether so many `more` reads of `storage` may be in flight.
+    fn has_place(&self, storage: Option<&Arc<StorageLimit>>, more: usize) -> bool {
+        let Some(storage) = storage else { return true };
+        let of_process = MAX_OF_PROCESS.load(Ordering::Relaxed).saturating_sub(LEFT_TO_OTHERS);
+        let max = match storage.max_in_flight.load(Ordering::Relaxed) {
+            0 => of_process.max(self.max_of_queues()).max(1),
+            max => max,
+        };
+        self.in_flight_of(storage) + more <= max
+    }
+
+    fn in_flight_of(&self, storage: &Arc<StorageLimit>) -> usize {
+        let found = self.storages.iter().find(|(of, _)| Arc::ptr_eq(of, storage));
+        found.map_or(0, |&(_, in_flight)| in_flight)
     }
 
     fn begin(&mut self, queue: &ReadQueue) -> Permit {
         self.in_flight += 1;
         self.load_of(queue).in_flight += 1;
+        if let Some(storage) = &queue.storage {
+            match self.storages.iter_mut().find(|(of, _)| Arc::ptr_eq(of, storage)) {
+                Some((_, in_flight)) => *in_flight += 1,
+                None => self.storages.push((Arc::clone(storage), 1)),
+            }
+        }
         Permit(Some(queue.clone()))
     }
 
@@ -164,6 +244,11 @@ impl Schedule {
         load.in_flight -= usize::from(was_counted);
         self.in_flight -= usize::from(was_counted);
         self.loads.retain(|load| load.in_flight > 0 || !load.waiting.is_empty());
+        self.storages.retain_mut(|(of, in_flight)| {
+            let is_ours = queue.storage.as_ref().is_some_and(|storage| Arc::ptr_eq(of, storage));
+            *in_flight -= usize::from(is_ours);
+            *in_flight > 0
+        });
     }
 
     /// Takes the task whose turn it is, if another read may be in flight.
@@ -171,13 +256,16 @@ impl Schedule {
         if !self.has_room() {
             return None;
         }
-        let may_start = |load: &Load| load.has_room() && !load.waiting.is_empty();
-        let mut load = self.loads.remove(self.loads.iter().position(may_start)?)?;
+        let (at, (owner, job, storage)) =
+            self.loads.iter().enumerate().filter(|(_, load)| load.has_room()).find_map(
+                |(at, load)| Some((at, load.next(|storage| self.has_place(storage, 1))?)),
+            )?;
+        let mut load = self.loads.remove(at)?;
         let max_in_flight = Arc::clone(&load.max_in_flight);
-        let taken = load.take();
+        let taken = load.take(owner, job);
         self.loads.push_back(load);
         let (owner, job) = taken?;
-        Some((self.begin(&ReadQueue { max_in_flight, owner }), job))
+        Some((self.begin(&ReadQueue { max_in_flight, owner, storage }), job))
     }
 }
 
@@ -227,7 +315,8 @@ impl Default for ReadQueue {
 impl ReadQueue {
     /// A queue that runs at most `max_in_flight` reads, at least one, at a time.
     pub fn new(max_in_flight: usize) -> Self {
-        Self { max_in_flight: Arc::new(max_in_flight.max(1).into()), owner: 0 }
+        let max_in_flight = Arc::new(max_in_flight.max(1).into());
+        Self { max_in_flight, owner: 0, storage: None }
     }
 
     /// The same queue for another owner.
@@ -235,7 +324,13 @@ impl ReadQueue {
     pub fn for_another_owner(&self) -> Self {
         static NUM_OWNERS: AtomicU64 = AtomicU64::new(1);
         let owner = NUM_OWNERS.fetch_add(1, Ordering::Relaxed);
-        Self { max_in_flight: Arc::clone(&self.max_in_flight), owner }
+        Self { max_in_flight: Arc::clone(&self.max_in_flight), owner, storage: None }
+    }
+
+    /// The same queue for those who enter to read from `storage`.
+    #[must_use]
+    pub fn in_storage(&self, storage: Option<Arc<StorageLimit>>) -> Self {
+        Self { storage, ..self.clone() }
     }
 
     /// The default queue of the program.
@@ -244,8 +339,8 @@ impl ReadQueue {
         QUEUE.get()
     }
 
-    /// A queue whose limit is that of the process: of files that are opened, or read forwards.
-    pub(crate) fn of_process() -> &'static Self {
+    /// A queue whose limit is that of the process: of files that are listed, opened, or read forwards.
+    pub fn of_process() -> &'static Self {
         static QUEUE: PerProcess<ReadQueue> = PerProcess::new(|| ReadQueue::new(NO_LIMIT));
         QUEUE.get()
     }
@@ -279,14 +374,16 @@ impl ReadQueue {
     }
 
     /// Counts the caller as one that reads, if the limits permit.
-    pub(crate) fn enter(&self) -> Option<Permit> {
+    pub fn enter(&self) -> Option<Permit> {
         let mut schedule = SCHEDULE.lock();
-        let may_enter = schedule.load_of(self).has_room() && schedule.has_room();
+        let may_enter = schedule.load_of(self).has_room()
+            && schedule.has_room()
+            && schedule.has_place(self.storage.as_ref(), 1);
         may_enter.then(|| schedule.begin(self))
     }
 
     /// Counts the caller as one that reads, which others then wait for if the limits say so.
-    pub(crate) fn enter_anyway(&self) -> Permit {
+    pub fn enter_anyway(&self) -> Permit {
         SCHEDULE.lock().begin(self)
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::read_queue::Permit;
+use super::read_queue::{Permit, StorageLimit};
 use super::storage_latency::StorageLatency;
 use crate::bytes::ScatterBuffers;
 use crate::{Error, Result};
@@ -23,6 +23,12 @@ pub trait Storage: Debug + Send + Sync {
     /// be concurrent before one has been measured.
     fn is_remote(&self, _path: &Path) -> bool {
         false
+    }
+
+    /// The limit of the reads in flight of the storage of the file at `path`: one for all files of a bucket,
+    /// say. None has only that of the process.
+    fn limit(&self, _path: &Path) -> Option<Arc<StorageLimit>> {
+        None
     }
 }
 
@@ -197,6 +203,11 @@ impl<'a> Reader<'a> {
             return Ok(()); // a bucket refuses to read nothing
         }
         self.latency.measure(out.len(), || self.bytes.read_at(out, at))
+    }
+
+    /// The limit of its storage.
+    pub(crate) fn limit(&self) -> Option<Arc<StorageLimit>> {
+        self.latency.limit()
     }
 
     /// Whether the storage is slow.

@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::read_queue::StorageLimit;
+
 /// A read up to this long may come from memory; each byte allows another nanosecond.
 const MEMORY_NS: u32 = 60_000;
 const NS_PER_BYTE: u64 = 1;
@@ -89,7 +91,17 @@ impl Latency {
 
 /// The latency of a storage, shared by all threads that read from it.
 #[derive(Debug, Default)]
-pub struct SharedLatency(AtomicU32);
+pub struct SharedLatency {
+    ns: AtomicU32,
+    limit: Option<Arc<StorageLimit>>,
+}
+
+impl SharedLatency {
+    /// No reads yet, of a storage with this limit.
+    pub fn of(limit: Option<Arc<StorageLimit>>) -> Arc<Self> {
+        Arc::new(Self { ns: AtomicU32::new(0), limit })
+    }
+}
 
 /// The reads of some files, and the latency of their storage, which other files may be in, too.
 #[derive(Debug, Default)]
@@ -120,13 +132,18 @@ impl StorageLatency {
         Self { storage: Arc::clone(storage), ..Self::default() }
     }
 
+    /// The limit of the storage.
+    pub fn limit(&self) -> Option<Arc<StorageLimit>> {
+        self.storage.limit.clone()
+    }
+
     /// The latency of the storage by the reads so far.
     pub fn estimate(&self) -> Latency {
-        Latency { ns: self.storage.0.load(Ordering::Relaxed) }
+        Latency { ns: self.storage.ns.load(Ordering::Relaxed) }
     }
 
     fn set(&self, latency: Latency) {
-        self.storage.0.store(latency.ns, Ordering::Relaxed);
+        self.storage.ns.store(latency.ns, Ordering::Relaxed);
     }
 
     /// The reads so far; other threads may be reading.

@@ -12,7 +12,7 @@ use crate::formats::format::{Format, OpenedFile};
 use crate::formats::record_file::{Pick, RecordFile};
 use crate::io::storage::{Reader, Storage};
 use crate::io::storage_latency::{ReadTotals, SharedLatency, StorageLatency};
-use crate::io::{LocalFiles, TryOnce, for_each_parallel};
+use crate::io::{LocalFiles, StorageLimit, TryOnce, for_each_parallel};
 use crate::{Error, Result};
 
 /// A file and the range of its records that is used.
@@ -60,7 +60,7 @@ pub struct FileSet {
 struct Entry {
     source: SourceFile,
     storage: Arc<dyn Storage>,
-    /// The latency of the files that it was created with, near or far ones.
+    /// The latency of the files of this storage that it was created with.
     latency: Arc<SharedLatency>,
     format: Arc<dyn Format>,
     file: TryOnce<Arc<dyn RecordFile>>,
@@ -79,9 +79,12 @@ impl FileSet {
         format: &Arc<dyn Format>,
         sources: impl IntoIterator<Item = SourceFile>,
     ) -> Self {
-        let [near, far] = [Arc::default(), Arc::default()];
+        let mut latencies: HashMap<_, Arc<SharedLatency>> = HashMap::new();
         let entry = |source: SourceFile| {
-            let latency = Arc::clone(if storage.is_remote(&source.path) { &far } else { &near });
+            let limit = storage.limit(&source.path);
+            let key = (storage.is_remote(&source.path), limit.as_ref().map(Arc::as_ptr));
+            let latency = latencies.entry(key).or_insert_with(|| SharedLatency::of(limit.clone()));
+            let latency = Arc::clone(latency);
             let (storage, format) = (Arc::clone(storage), Arc::clone(format));
             Arc::new(Entry { source, storage, latency, format, file: TryOnce::default() })
         };
@@ -138,7 +141,12 @@ impl FileSet {
     /// Those of [`open`](Self::open).
     pub fn open_each(self: &Arc<Self>, numbers: Vec<usize>) -> Result<()> {
         let set = Arc::clone(self);
-        for_each_parallel(numbers, move |at| set.open(at, false).map(drop))
+        let limits = Arc::clone(self);
+        for_each_parallel(
+            numbers,
+            move |at| limits.latency(at).limit(),
+            move |at| set.open(at, false).map(drop),
+        )
     }
 
     /// Opens all files.
@@ -320,6 +328,11 @@ impl Files {
     /// The files, opened on first use.
     pub fn set(&self) -> &Arc<FileSet> {
         &self.set
+    }
+
+    /// The limit of the storage of file number `at`.
+    pub(super) fn limit(&self, at: usize) -> Option<Arc<StorageLimit>> {
+        self.set.latency(at).limit()
     }
 
     /// Whether recent reads from a storage of theirs had to wait.

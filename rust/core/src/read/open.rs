@@ -34,8 +34,9 @@ pub fn plan(files: &Arc<Files>, positions: &[u64]) -> Result<Plan> {
 
 /// Opens the `unready` files and reads their indices.
 fn prepare(files: &Arc<Files>, unready: Vec<usize>) -> Result<()> {
-    let files = Arc::clone(files);
-    for_each_parallel(unready, move |at| files.prepare(at))
+    let (files, limits) = (Arc::clone(files), Arc::clone(files));
+    let limit_of = move |at| limits.limit(at);
+    for_each_parallel(unready, limit_of, move |at| files.prepare(at))
 }
 
 /// Opens all files of `set`.

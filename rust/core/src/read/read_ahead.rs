@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::{Files, Outcome, Plan, PlanSpan, Records, Scratch, SortedPositions, SpanRecords};
 use crate::io::storage::WhenRead;
-use crate::io::{Job, Permit, ReadQueue, storage_latency};
+use crate::io::{Job, Permit, ReadQueue, StorageLimit, storage_latency};
 use crate::lock::lock;
 use crate::{Error, Result, compute, interrupt, process};
 
@@ -248,6 +248,14 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Job for ReadJob<S> {
         permit
     }
 
+    fn storage(&self) -> Option<Arc<StorageLimit>> {
+        match (lock(&self.todo).tasks.front()?, self.plan.get(), &self.unplanned) {
+            (ReadTask::Read(span), Some(plan), _) => plan.latency_of(span).limit(),
+            (&ReadTask::Prepare(file), _, Some(unplanned)) => unplanned.files.limit(file),
+            _ => None,
+        }
+    }
+
     fn run_next(self: Arc<Self>) {
         lock(&self.todo).num_queued -= 1;
         // On fast storage one call runs many tasks; on slow storage it runs one, and where storage
@@ -366,10 +374,11 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
 
     /// Runs tasks that have not started, as far as the queue allows.
     fn help(self: &Arc<Self>) {
-        let mut held = self.queue.enter();
+        let enter = || self.queue.in_storage(self.storage()).enter();
+        let mut held = enter();
         while let Some(permit) = held {
             let Some(permit) = self.start_task(permit) else {
-                held = self.queue.enter();
+                held = enter();
                 continue;
             };
             if !self.run_task() {
