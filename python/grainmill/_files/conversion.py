@@ -7,6 +7,7 @@ are written, and what an interrupted run leaves, is the business of `outputs`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
@@ -17,10 +18,11 @@ from grainmill._files.copying import Copying, opened
 from grainmill._files.outputs import identities, resolved
 from grainmill._native import GrainmillError
 from grainmill._threads import start_thread
-from grainmill._url import identified
+from grainmill._url import identified, is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from grainmill._files import formats
     from grainmill._files.bucket_outputs import BucketOutputs
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 _JOURNAL = "grainmill conversion"
 _STEP_S = 0.2
 _MAX_STEP = 1 << 20
+# How many files are read at a time where they are far: most of them wait for the network.
+_MAX_FAR = 32
+# How many blocks are read ahead in all files that are far, and in each at least.
+_MAX_BLOCKS, _MIN_BLOCKS = 64, 4
 
 
 class ConversionProgress(NamedTuple):
@@ -170,20 +176,24 @@ class Conversion:
             if shard.name in kept:
                 copying.skip(shard.count)
             else:
-                self._write(shard, copying, self._request.num_threads)
+                threads = self._request.num_threads
+                self._write(shard, copying, threads, contextlib.nullcontext())
 
     def _by_shard(self, todo: list[Shard]) -> None:
         """Writes shards in threads of their own, each with its part of the engine's."""
         waiting = iter(todo)
         num_left = len(todo)
         num_threads = self._request.num_threads
-        num_workers = min(num_threads, len(todo))
+        num_copying = min(num_threads, len(todo))
+        is_far = any(map(is_url, self._inputs))
+        num_open = min(_MAX_FAR if is_far else num_threads, len(todo))
+        may_copy = threading.BoundedSemaphore(max(1, num_copying))
 
         def next_shard() -> tuple[Shard | None, int]:
             nonlocal num_left
             with self._lock:
                 shard = next(waiting, None)
-                share = max(1, num_threads // max(1, min(num_left, num_workers)))
+                share = max(1, num_threads // max(1, min(num_left, num_copying)))
                 return shard, share
 
         def work() -> None:
@@ -194,11 +204,12 @@ class Conversion:
                     return
                 copying = self._opened(shard.inputs)
                 copying.skip(shard.first)
-                self._write(shard, copying, threads)
+                copying.start(shard.count, max(_MIN_BLOCKS, _MAX_BLOCKS // num_open))
+                self._write(shard, copying, threads, may_copy)
                 with self._lock:
                     num_left -= 1
 
-        self._run_threads(work, num_workers)
+        self._run_threads(work, num_open)
 
     def _run_threads(self, work: Callable[[], None], count: int) -> None:
         """Runs `work` on threads, so that this one sees an interruption while they wait."""
@@ -241,11 +252,18 @@ class Conversion:
         if self._failure is not None:
             raise self._failure
 
-    def _write(self, shard: Shard, copying: Copying, threads: int) -> None:
-        """Writes one output."""
+    def _write(
+        self,
+        shard: Shard,
+        copying: Copying,
+        threads: int,
+        may_copy: AbstractContextManager[object],
+    ) -> None:
+        """Writes one output; records are copied in `may_copy`."""
         writing = self._outputs.open(shard)
         try:
-            copied = self._copy(shard, copying, writing.records, threads)
+            with may_copy:
+                copied = self._copy(shard, copying, writing.records, threads)
             writing.finish(copied, lambda path: self._check(path, copied))
         except BaseException:
             writing.abort()

@@ -11,6 +11,7 @@ import numpy as np
 
 from grainmill import _native
 from grainmill._files import reading, tf_example
+from grainmill._files.formats import FORMATS
 from grainmill._files.messages import Argument, Message
 from grainmill._native import GrainmillError
 
@@ -35,12 +36,15 @@ class Copying:
         """Skips records; returns how many there were."""
         raise NotImplementedError
 
+    def start(self, count: int | None, num_blocks: int) -> None:
+        """Begins to read far records ahead, so many blocks; no more than `count` are copied."""
+
 
 class InOrder(Copying):
-    """A file that is read from start to end by the engine."""
+    """A file that is read from start to end by the engine: the next one of `streams`."""
 
-    def __init__(self, path: str, found: Format) -> None:
-        self._stream = _native.RecordStream(path, found.name)
+    def __init__(self, streams: _native.RecordStreams) -> None:
+        self._stream = next(streams)
         self._num_read = 0  # opening a compressed file has read some of it
 
     def copy_to(self, output: _native.RecordOutput, max_records: int, threads: int) -> Copied:
@@ -60,24 +64,41 @@ class Indexed(Copying):
     """Files that the engine reads by position, in the order of a seed if there is one."""
 
     def __init__(self, files: _native.RecordFiles, byte_len: int, seed: int | None) -> None:
-        self._files = files
-        self._next = 0
-        self._total = len(files)
+        self._records = _native.IndexedRecords(files)
+        self._next = self._begun = 0
+        self._total = self._end = len(files)
+        self._num_blocks = 1
         self._bytes_each = byte_len / max(self._total, 1)
         self._order = _order(self._total, seed)
 
     def copy_to(self, output: _native.RecordOutput, max_records: int, threads: int) -> Copied:
-        count = min(max_records, self._total - self._next)
+        count = min(max_records, self._end - self._next)
         if count <= 0:
             return 0, 0.0
-        output.copy_indexed(self._files, self._order(self._next, count), threads)
+        self._begin(count)
+        output.copy_indexed(self._records, count, threads)
         self._next += count
         return count, count * self._bytes_each
 
     def skip(self, count: int) -> int:
         count = min(count, self._total - self._next)
         self._next += count
+        self._begun = self._next
         return count
+
+    def start(self, count: int | None, num_blocks: int) -> None:
+        if count is not None:
+            self._end = min(self._total, self._next + count)
+        self._num_blocks = num_blocks
+        self._begin(0)
+
+    def _begin(self, count: int) -> None:
+        """Begins to read the next `count` records, and blocks that follow."""
+        ahead = self._num_blocks * self._records.block_len
+        until = min(self._end, self._next + count + ahead)
+        if until > self._begun:
+            self._records.add(self._order(self._begun, until - self._begun))
+            self._begun = until
 
 
 # Records, how many bytes of the files were read for them, and the file and number of one of them.
@@ -171,8 +192,9 @@ def _parts_of(
     """What opens the records of files of one format: one by one, or all at once."""
     found = inputs[0][1]
     if found.in_order and seed is None and content == "same":
-        for path, _, _ in inputs:
-            yield functools.partial(InOrder, path, found)
+        streams = _native.RecordStreams([path for path, _, _ in inputs], found.name)
+        for _ in inputs:
+            yield functools.partial(InOrder, streams)
     else:
         yield functools.partial(_opened_alike, inputs, seed, content)
 
@@ -191,12 +213,16 @@ def _opened_alike(inputs: list[tuple[str, Format, int]], seed: int | None, conte
 
 def total_of(paths: Sequence[str], found: Sequence[Format]) -> int:
     """The number of records of all files."""
-    return sum(reading.count(path, each) for path, each in zip(paths, found, strict=True))
+    inputs = sorted(zip(paths, found, strict=True), key=lambda each: each[1].name)
+    return sum(
+        reading.count([path for path, _ in run], FORMATS[name])
+        for name, run in itertools.groupby(inputs, key=lambda each: each[1].name)
+    )
 
 
 def _stream_blocks(paths: Sequence[str], found: Format) -> Iterator[Block]:
-    for path in paths:
-        stream, before, first = _native.RecordStream(path, found.name), 0, 0
+    for path, stream in zip(paths, _native.RecordStreams(paths, found.name), strict=True):
+        before, first = 0, 0
         while block := stream.read(1 << 12):
             read = float(stream.stored_offset - before)
             yield block, read, functools.partial(_place_in, path, first)

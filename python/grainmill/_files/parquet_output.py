@@ -42,9 +42,12 @@ class _Taking:
         raise NotImplementedError
 
     def copy_stream(
-        self, stream: _native.RecordStream, max_records: int, num_threads: int = 1
+        self,
+        stream: _native.RecordStream | _native.IndexedRecords,
+        max_records: int,
+        num_threads: int = 1,
     ) -> int:
-        """Appends some of the next records of a stream."""
+        """Appends some of the next records."""
         copied = 0
         while copied < max_records:
             block = stream.read(min(_BLOCK_LEN, max_records - copied))
@@ -53,12 +56,7 @@ class _Taking:
             copied += self.copy_list(block, num_threads)
         return copied
 
-    def copy_indexed(self, files: _native.RecordFiles, indices: Any, num_threads: int = 1) -> int:
-        """Appends records by their position."""
-        step = max(1, min(_BLOCK_LEN, int(_BLOCK_BYTES / max(files.mean_byte_len, 1.0))))
-        for first in range(0, len(indices), step):
-            self.copy_list(files.read(indices[first : first + step]), num_threads)
-        return len(indices)
+    copy_indexed = copy_stream
 
 
 class Sample(_Taking):

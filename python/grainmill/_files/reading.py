@@ -80,12 +80,12 @@ def block_len(source: Source) -> int:
     return max(1, min(4096, int(_BLOCK_BYTES / max(files.mean_byte_len, 1.0))))
 
 
-def count(path: str, found: Format) -> int:
-    """The number of records; files without an index are read for it."""
+def count(paths: Sequence[str], found: Format) -> int:
+    """The number of records of files; those without an index are read for it."""
     if found.in_order:
-        stream = _native.RecordStream(path, found.name)
-        return stream.skip((1 << 63) - 1)
-    return len(found.open([path]))
+        streams = _native.RecordStreams(paths, found.name)
+        return sum(stream.skip((1 << 63) - 1) for stream in streams)
+    return len(found.open(paths))
 
 
 def read_at(

@@ -166,8 +166,14 @@ fn records_at_positions_are_copied_in_their_order() {
     for num_threads in [1, 2] {
         let out = dir.path().join(format!("out-{num_threads}"));
         let mut target = target("tfrecord", &out, "");
-        let mut source = Indexed::new(&files, &positions);
-        assert_eq!(target.copy(&mut source, u64::MAX, num_threads).unwrap(), 5000);
+        let (mut source, mut left) = (Indexed::new(&files), &positions[..]);
+        for num_records in [1, 700, 3000, 1299] {
+            let (now, later) = left.split_at(left.len().min(num_records + 40));
+            source.add(now.iter().copied()).unwrap();
+            left = later;
+            let count = target.copy(&mut source, num_records as u64, num_threads).unwrap();
+            assert_eq!(count, num_records as u64);
+        }
         target.close().unwrap();
         let expected: Vec<_> = (0..5000).map(|n| records[n * 1237 % 5000].clone()).collect();
         assert_eq!(fs::read(out).unwrap(), tfrecord(&expected));

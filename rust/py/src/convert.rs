@@ -7,10 +7,12 @@ use grainmill_core::formats::array_record::verify;
 use grainmill_core::formats::json_lines::JsonLines;
 use grainmill_core::formats::outputs;
 use grainmill_core::formats::scanned::Compression;
-use grainmill_core::formats::sequential::{Damage, Frames, RecordBlock, RecordStream};
+use grainmill_core::formats::sequential::{
+    Damage, Frames, RecordBlock, RecordStream, RecordStreams,
+};
 use grainmill_core::formats::tfrecord::TfRecord;
 use grainmill_core::io::FileBytes;
-use grainmill_core::read::copy::{CopyTarget, InMemory, Indexed};
+use grainmill_core::read::copy::{BlockSource, CopyTarget, InMemory, Indexed};
 use grainmill_core::{Error, Result};
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
@@ -70,13 +72,80 @@ pub(crate) struct PyRecordStream {
 }
 
 pub(crate) fn frames(format_name: &str) -> Result<Box<dyn Frames>> {
+    frames_of(format_name).map(|frames| frames())
+}
+
+fn frames_of(format_name: &str) -> Result<fn() -> Box<dyn Frames>> {
     match format_name {
-        "tfrecord" => Ok(Box::new(TfRecord)),
-        "jsonl" => Ok(Box::new(JsonLines)),
+        "tfrecord" => Ok(|| Box::new(TfRecord)),
+        "jsonl" => Ok(|| Box::new(JsonLines)),
         _ => {
             let text = format!("files of format `{format_name}` are not read in order");
             Err(Error::InvalidArgument(text))
         }
+    }
+}
+
+/// Streams of files, one after the other; the next ones are opened ahead where that takes long.
+#[pyclass(frozen, name = "RecordStreams", module = "grainmill._native")]
+pub(crate) struct PyRecordStreams(Mutex<RecordStreams>);
+
+#[pymethods]
+impl PyRecordStreams {
+    /// The files at `paths` of format `format_name`, `tfrecord` or `jsonl`.
+    #[new]
+    fn new(paths: Vec<PathBuf>, format_name: &str) -> Result<Self, Raised> {
+        let frames = frames_of(format_name)?;
+        let storage = storage_of(paths.iter())?;
+        Ok(Self(Mutex::new(RecordStreams::new(storage, paths, frames))))
+    }
+
+    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<PyRecordStream>> {
+        let stream = wait_for(py, || lock(&self.0)?.next_stream())?;
+        Ok(stream.map(|stream| PyRecordStream {
+            stream: Mutex::new((stream, RecordBlock::default())),
+            raised: RaisedByFunction::default(),
+        }))
+    }
+}
+
+/// Records of files at positions, whose reads begin before they are needed where storage is slow.
+#[pyclass(frozen, name = "IndexedRecords", module = "grainmill._native")]
+pub(crate) struct PyIndexedRecords(Mutex<(Indexed, RecordBlock)>);
+
+#[pymethods]
+impl PyIndexedRecords {
+    /// Records of `files`, at no position yet.
+    #[new]
+    fn new(py: Python<'_>, files: &PyRecordFiles) -> PyResult<Self> {
+        let indexed = waiting(py, || Indexed::new(files.files()))?;
+        Ok(Self(Mutex::new((indexed, RecordBlock::default()))))
+    }
+
+    /// About how many records are read at once.
+    #[getter]
+    fn block_len(&self, py: Python<'_>) -> PyResult<usize> {
+        wait_for(py, || Ok(lock(&self.0)?.0.block_len()))
+    }
+
+    /// Adds the records at `indices`, in that order.
+    fn add(&self, py: Python<'_>, indices: PyReadonlyArray1<'_, i64>) -> PyResult<()> {
+        let positions = positions(&indices)?;
+        wait_for(py, || lock(&self.0)?.0.add(positions))
+    }
+
+    /// Reads some of the next records, at most `max_records`; none at the end.
+    fn read<'py>(&self, py: Python<'py>, max_records: usize) -> PyResult<Bound<'py, PyList>> {
+        let records: Vec<Vec<u8>> = wait_for(py, || {
+            let (indexed, block) = &mut *lock(&self.0)?;
+            indexed.next(block, max_records)?;
+            Ok(block.iter().map(<[u8]>::to_vec).collect())
+        })?;
+        PyList::new(py, records.iter().map(|record| PyBytes::new(py, record)))
     }
 }
 
@@ -235,20 +304,16 @@ impl PyRecordOutput {
         })
     }
 
-    /// Copies the records of `files` at `indices`, in that order.
-    #[pyo3(signature = (files, indices, num_threads = 1))]
+    /// Copies up to `max_records` next records of `indexed`; returns how many there were.
+    #[pyo3(signature = (indexed, max_records, num_threads = 1))]
     fn copy_indexed(
         &self,
         py: Python<'_>,
-        files: &PyRecordFiles,
-        indices: PyReadonlyArray1<'_, i64>,
+        indexed: &PyIndexedRecords,
+        max_records: u64,
         num_threads: usize,
     ) -> PyResult<u64> {
-        let positions = positions(&indices)?;
-        let files = files.files();
-        self.copying(py, |target| {
-            target.copy(&mut Indexed::new(files, &positions), u64::MAX, num_threads)
-        })
+        self.copying(py, |target| target.copy(&mut lock(&indexed.0)?.0, max_records, num_threads))
     }
 
     /// Copies the `bytes` of `records`.
@@ -335,7 +400,9 @@ fn verify_array_record(
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyFileBytes>()?;
+    module.add_class::<PyIndexedRecords>()?;
     module.add_class::<PyRecordStream>()?;
+    module.add_class::<PyRecordStreams>()?;
     module.add_class::<PyRecordOutput>()?;
     module.add_function(wrap_pyfunction!(verify_array_record, module)?)
 }

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use super::{Files, Pending, open};
+use super::{Files, Pending, Records, open};
 use crate::formats::outputs::{Encoded, Encoder, Output};
 use crate::formats::sequential::{BLOCK_BYTES, RecordBlock, RecordStream};
 use crate::io::ReadQueue;
@@ -50,20 +50,23 @@ impl<'a, I: Iterator<Item = &'a [u8]>> BlockSource for InMemory<I> {
 
 /// The records at positions of files that have an index.
 #[derive(Debug)]
-pub struct Indexed<'a> {
-    files: &'a Arc<Files>,
-    positions: &'a [u64],
+pub struct Indexed {
+    files: Arc<Files>,
+    /// The positions whose reads have not begun.
+    positions: VecDeque<u64>,
     /// Where storage is slow, reads in flight.
     pending: VecDeque<Pending<Vec<MaybeUninit<u8>>>>,
+    /// Records that have been read, and how many of them were copied.
+    read: Option<(Records, usize)>,
     block_len: usize,
 }
 
-/// How many blocks are read ahead where storage is slow.
-const BLOCKS_AHEAD: usize = 8;
+/// How many blocks are read ahead at most where storage is slow.
+const MAX_BLOCKS_AHEAD: usize = 64;
 
-impl<'a> Indexed<'a> {
-    /// The records of `files` at `positions`, in that order.
-    pub fn new(files: &'a Arc<Files>, positions: &'a [u64]) -> Self {
+impl Indexed {
+    /// Records of `files`, at no position yet.
+    pub fn new(files: &Arc<Files>) -> Self {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_precision_loss,
@@ -71,41 +74,78 @@ impl<'a> Indexed<'a> {
             reason = "an estimate"
         )]
         let block_len = (BLOCK_BYTES as f64 / files.mean_byte_len().max(16.0)) as usize;
-        Self { files, positions, pending: VecDeque::new(), block_len: block_len.max(1) }
+        Self {
+            files: Arc::clone(files),
+            positions: VecDeque::new(),
+            pending: VecDeque::new(),
+            read: None,
+            block_len: block_len.max(1),
+        }
+    }
+
+    /// About how many records are read at once.
+    pub fn block_len(&self) -> usize {
+        self.block_len
+    }
+
+    /// Adds the records at `positions`, in that order. Where storage is slow, their reads begin.
+    ///
+    /// # Errors
+    /// If a position is out of range, or a file or its index cannot be read.
+    pub fn add(&mut self, positions: impl IntoIterator<Item = u64>) -> Result<()> {
+        self.positions.extend(positions);
+        self.start()
     }
 
     fn start(&mut self) -> Result<()> {
-        let count = self.block_len.min(self.positions.len());
-        let (now, later) = self.positions.split_at(count);
-        let plan = open::plan(self.files, now)?;
-        self.pending.push_back(super::start(plan, Vec::new(), ReadQueue::of_program()));
-        self.positions = later;
+        while self.files.is_slow()
+            && self.pending.len() < MAX_BLOCKS_AHEAD
+            && !self.positions.is_empty()
+        {
+            let positions = self.next_positions(usize::MAX);
+            let sorted = self.files.sort(&positions)?;
+            let queue = ReadQueue::of_program();
+            self.pending.push_back(match self.files.plan_if_indexed(&sorted)? {
+                Ok(plan) => super::start(plan, Vec::new(), queue),
+                Err(unready) => super::start_unready(&self.files, sorted, unready, queue),
+            });
+        }
         Ok(())
+    }
+
+    fn next_positions(&mut self, max_records: usize) -> Vec<u64> {
+        let count = self.block_len.min(max_records).min(self.positions.len());
+        self.positions.drain(..count).collect()
+    }
+
+    /// The next records, of which those before a number have been copied.
+    fn next_read(&mut self, max_records: usize) -> Result<Option<(Records, usize)>> {
+        if self.read.is_some() {
+            return Ok(self.read.take());
+        }
+        self.start()?;
+        if let Some(pending) = self.pending.pop_front() {
+            return Ok(Some((pending.finish()?, 0)));
+        }
+        let now = self.next_positions(max_records);
+        if now.is_empty() {
+            return Ok(None);
+        }
+        let none: Vec<Option<Vec<MaybeUninit<u8>>>> = Vec::new();
+        let plan = open::plan(&self.files, &now)?;
+        Ok(Some((super::read(plan, none, ReadQueue::of_program())?, 0)))
     }
 }
 
-impl BlockSource for Indexed<'_> {
+impl BlockSource for Indexed {
     fn next(&mut self, block: &mut RecordBlock, max_records: usize) -> Result<bool> {
         block.clear();
-        let records = if self.pending.is_empty() && !self.files.is_slow() {
-            let count = self.block_len.min(max_records).min(self.positions.len());
-            if count == 0 {
-                return Ok(false);
-            }
-            let (now, later) = self.positions.split_at(count);
-            self.positions = later;
-            let none: Vec<Option<Vec<MaybeUninit<u8>>>> = Vec::new();
-            super::read(open::plan(self.files, now)?, none, ReadQueue::of_program())?
-        } else {
-            while self.pending.len() < BLOCKS_AHEAD && !self.positions.is_empty() {
-                self.start()?;
-            }
-            let Some(pending) = self.pending.pop_front() else { return Ok(false) };
-            pending.finish()?
-        };
-        for record in records.iter() {
+        let Some((records, num_copied)) = self.next_read(max_records)? else { return Ok(false) };
+        for record in records.iter().skip(num_copied).take(max_records) {
             block.push(record);
         }
+        let num_copied = num_copied + block.len();
+        self.read = (num_copied < records.len()).then_some((records, num_copied));
         Ok(true)
     }
 }

@@ -5,6 +5,7 @@
 
 mod cursor;
 mod input;
+mod opened_ahead;
 
 use std::fmt::Debug;
 use std::io::{self, Read};
@@ -21,6 +22,7 @@ use input::{ByteSource, Input};
 
 pub use cursor::RecordCursor;
 pub use input::Start;
+pub use opened_ahead::RecordStreams;
 
 /// About how many bytes a block has.
 pub const BLOCK_BYTES: usize = 256 << 10;
