@@ -1,15 +1,14 @@
-"""Hooks of MkDocs: pages of the public modules and of the notebook; nothing from elsewhere."""
+"""Hooks of MkDocs: pages of the reference and of the notebook; nothing from elsewhere."""
 
 import itertools
 import json
 import re
 from pathlib import Path
 
+import reference
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
-ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "python" / "grainmill"
 NOTEBOOK = "performance_walkthrough"
 # What a browser loads with a page; a link that somebody follows is none of these.
 _ELSEWHERE = r"""["']?(?:https?:)?//[^>;]*"""
@@ -69,37 +68,20 @@ SEARCHED_FOR = {
 # Where somebody looks last: names by their own words come first all the same.
 BOOSTS = {"changelog.md": 0.1, "differences.md": 0.5, "names.md": 0.2}
 
+# The name in a heading, which narrow screens break behind a dot.
+_PATH = re.compile(r"(?<=doc-object-name )[^>]+>[\w.]+")
 # Tables of this many columns do not fit on a phone.
 _STACKED = 3
 
 
-def public_modules():
-    """The names of the public modules, the package first."""
-    names = ["grainmill"]
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        parts = parts[:-1] if parts[-1] == "__init__" else parts
-        if parts and not any(part.startswith("_") for part in parts):
-            names.append(".".join(["grainmill", *parts]))
-    return names
-
-
-def on_config(config):
-    """Lists the page of each public module under "Reference"."""
-    pages = [{name: f"reference/{name}.md"} for name in public_modules()]
-    (section,) = (item for item in config.nav if "Reference" in item)
-    section["Reference"] = pages
-    return config
-
-
 def on_files(files, config):
-    """Adds the pages that are generated."""
-    for name in public_modules():
-        text = f"::: {name}\n"
-        if name.startswith("grainmill.python"):  # the same classes by older names
-            text += "    options:\n      members: false\n"
-        page = File.generated(config, f"reference/{name}.md", content=text)
-        files.append(page)
+    """Adds the pages that are generated, and lists those of the reference."""
+    handler = config.plugins["mkdocstrings"].get_handler("python")
+    modules = reference.modules(handler.collect("grainmill", handler.get_options({})))
+    for path, text in reference.pages(modules):
+        files.append(File.generated(config, path, content=text))
+    (section,) = (item for item in config.nav if "Reference" in item)
+    section["Reference"] = reference.navigation(modules)
     text = (Path(config.docs_dir) / f"{NOTEBOOK}.ipynb").read_text("utf-8")
     files.append(File.generated(config, f"{NOTEBOOK}.md", content=as_markdown(json.loads(text))))
     return files
@@ -108,14 +90,19 @@ def on_files(files, config):
 def on_page_markdown(_markdown, page, **_):
     """Tells the search what a page is for."""
     uri = page.file.src_uri
-    boost = 0.5 if uri.startswith("reference/") else BOOSTS.get(uri, 1)
-    page.meta["search"] = {"boost": boost}
+    is_reference = uri.startswith("reference/")
+    page.meta["search"] = {"boost": 0.5 if is_reference else BOOSTS.get(uri, 1)}
     if uri in SEARCHED_FOR:
         page.meta["tags"] = SEARCHED_FOR[uri]
+    if page.parent is None:  # it has its tab for itself
+        page.meta["hide"] = ["navigation"]
 
 
-def on_page_content(html, **_):
+def on_page_content(html, page, **_):
     """Gives the cells of wide tables their headings, which narrow screens show beside each."""
+    if page.file.src_uri.startswith("reference/"):
+        html = html.replace("<table>", "<table data-summary>")
+        html = _PATH.sub(lambda found: found[0].replace(".", ".<wbr>"), html, count=1)
     return re.sub(r"<table>.*?</table>", _with_headings, html, flags=re.DOTALL)
 
 

@@ -1,6 +1,7 @@
 """What mkdocstrings cannot know of our docstrings and classes."""
 
 import copy
+import inspect
 import re
 
 import griffe
@@ -13,7 +14,7 @@ class Docstrings(griffe.Extension):
 
     That is: the docstrings of compiled names; to a class the methods of its metaclass, which are
     called on it (`MapDataset.source`), and those of private bases (`describe`), which themselves
-    are not named. `Example:` is read as the section of code that it is.
+    are not named, nor are private defaults. `Example:` is read as the section of code that it is.
     """
 
     def on_object(self, *, obj, **_):
@@ -21,14 +22,22 @@ class Docstrings(griffe.Extension):
             compiled = _native
             for name in obj.path.split(".")[2:]:
                 compiled = getattr(compiled, name, None)
-            if not callable(compiled):  # the docstring of a value is that of `str`
+            # The docstring of a value is that of `str`, and of a slot that of `object`.
+            if not callable(compiled) or obj.name.startswith("__"):
                 obj.docstring = None
             elif obj.docstring is None and compiled.__doc__:
                 obj.docstring = griffe.Docstring(compiled.__doc__, parent=obj)
+        for parameter in obj.parameters if obj.is_function else ():
+            if re.match(r"_[a-zA-Z]", str(parameter.default)):
+                parameter.default = "..."  # the docstring says what it is
         if obj.docstring is not None:
             obj.docstring.value = re.sub(
                 r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE
             )
+
+    def on_alias_instance(self, *, alias, **_):
+        # Names that are imported for type checkers are there at run time, too, once they are used.
+        alias.runtime = True
 
     def on_package(self, *, pkg, **_):
         self.on_object(obj=pkg)
@@ -41,6 +50,26 @@ class Docstrings(griffe.Extension):
         shown = [list(_shown_bases(cls, pkg, public)) for cls in classes]
         for cls, bases in zip(classes, shown, strict=True):
             cls.bases = bases
+            if "__new__" in cls.members:
+                cls.members.setdefault("__init__", cls.members.pop("__new__"))
+            if cls.module.name == "_native" and cls.path in public and "__init__" in cls.members:
+                cls.members["__init__"].parameters = _parameters_of(getattr(_native, cls.name))
+        for module in _modules(pkg):
+            _show_objects(module, pkg)
+
+
+def _parameters_of(compiled):
+    """Those that a compiled class is made with."""
+    return griffe.Parameters(
+        *(
+            griffe.Parameter(
+                name,
+                kind=griffe.ParameterKind(one.kind.description),
+                default=None if one.default is one.empty else repr(one.default),
+            )
+            for name, one in inspect.signature(compiled).parameters.items()
+        )
+    )
 
 
 def _modules(module):
@@ -61,6 +90,16 @@ def _public_paths(pkg):
     }
 
 
+def _show_objects(module, pkg):
+    """Shows an object that a module exports, such as `config`, as its class."""
+    for name in module.exports or ():
+        member = module.members[name]
+        kind = getattr(member.is_attribute and member.annotation, "canonical_path", "")
+        if kind.startswith(f"{pkg.path}.") and _of(kind, pkg).is_class:
+            _of(kind, pkg).members.pop("__init__", None)  # there is one object only
+            module.set_member(name, griffe.Alias(name, kind, parent=module))
+
+
 def _add_methods(cls, pkg, public):
     """Adds to a class the public methods of its metaclass and of private bases of ours."""
     metaclass = cls.keywords.get("metaclass")
@@ -71,7 +110,8 @@ def _add_methods(cls, pkg, public):
             continue
         for name, method in _of(path, pkg).members.items():
             is_method = method.is_function or "property" in method.labels
-            if is_method and not name.startswith("_") and name not in cls.members:
+            is_shown = not name.startswith("_") or (name == "__init__" and not label)
+            if is_method and is_shown and name not in cls.members:
                 method = copy.copy(method)  # noqa: PLW2901
                 method.labels = {*method.labels, *filter(None, [label])}
                 cls.set_member(name, method)
