@@ -52,6 +52,7 @@ SEARCHED_FOR = {
         "slow",
         "bottleneck",
         "idle",
+        "gpu waits",
         "oom",
         "out of memory",
         "hang",
