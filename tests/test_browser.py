@@ -110,7 +110,7 @@ def test_no_page_has_an_error_or_is_too_wide(width, scheme, opened, served):
 
 def test_the_switch_changes_the_theme_and_the_drawings(opened):
     page = opened("index.html", width=1280, scheme="light")
-    pictures = page.locator('article img[src$="pipeline.svg"]')
+    pictures = page.locator('article img[src$="home.svg"]')
     light = pictures.screenshot()
     page.locator('label[title="Dark"]:visible').click()
     assert page.evaluate("document.body.dataset.mdColorScheme") == "slate"
