@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import record_formats as formats
+from pyarrow import feather
 
 import grainmill as grain
 from grainmill import _native
@@ -171,6 +172,14 @@ FORMATS = {
         "ParquetDataSource",
         _parquet("zstd"),
         command="parquet",
+        may_be_empty=False,
+    ),
+    "arrow": Format(
+        "hugging_face",
+        ".feather",
+        "ArrowDataSource",
+        lambda path: feather.write_feather(pa.Table.from_pylist(OBJECTS), path, chunksize=5),
+        command="arrow",
         may_be_empty=False,
     ),
     "hugging_face": Format(

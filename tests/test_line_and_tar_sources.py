@@ -641,7 +641,7 @@ def test_binary_files_are_not_lines(tmp_path, kind, capsys):
         len(grain.sources.JsonLinesDataSource(path))
     with pytest.raises(grain.GrainmillError, match=r"x\.jsonl: whole file: .*UTF-16|binary data"):
         _native.RecordStream(path, "jsonl")
-    if kind not in {"tfrecord", "tar", "npy"}:  # which the commands recognise
+    if kind not in {"tfrecord", "tar", "npy", "arrow"}:  # which the commands recognise
         assert main(["convert", "--quiet", path, str(tmp_path / "out.array_record")]) != 0
         assert "whole file" in capsys.readouterr().err
         assert not (tmp_path / "out.array_record").exists()

@@ -104,6 +104,7 @@ def lz4(path):
 FILES = [
     ("an HDF5 file", "a", hdf5),
     ("an Avro file", "a", avro),
+    ("a Feather file of version 1", "a.feather", written(b"FEA1" + bytes(60) + b"FEA1")),
     ("an ORC file", "a", orc),
     ("a CSV file", "A.CSV", csv),
     ("a CSV file", "a.csv.gz", written(b"\x1f\x8b\x08")),

@@ -45,6 +45,8 @@ __all__ = [
     "abort_upload",
     "after_fork",
     "allocate_rows",
+    "arrow_batch",
+    "arrow_rows",
     "before_fork",
     "chunk_bytes",
     "common_layout",
@@ -151,6 +153,12 @@ class Format:
     ) -> Format: ...
     @staticmethod
     def megatron(token_type: int) -> Format: ...
+    @staticmethod
+    def mds() -> Format: ...
+    @staticmethod
+    def compressed_mds(compression: str, beside: bool, index_dir: str | None) -> Format: ...
+    @staticmethod
+    def ranges(ranges: dict[str, list[tuple[int, int]]]) -> Format: ...
 
 def megatron_token_type(path: str, header: bytes) -> tuple[int, str]: ...
 
@@ -335,6 +343,15 @@ class ParquetFiles:
 @final
 class RowsAhead:
     def wait(self) -> None: ...
+
+def arrow_rows(
+    stream: bytes, order: Sequence[int], path: str, row: int
+) -> list[dict[str, Any]]: ...
+def arrow_batch(
+    stream: bytes,
+    order: Sequence[int],
+    allocate: Callable[[tuple[int, ...], str], NDArray[Any]],
+) -> dict[str, Any] | None: ...
 
 @final
 class PendingRead:

@@ -15,12 +15,14 @@ from grainmill.array_record import check_reader_options
 
 if TYPE_CHECKING:
     from grainmill._shared_memory_source import SharedMemoryDataSource
+    from grainmill._sources.arrow import ArrowDataSource
     from grainmill._sources.bagz import BagzDataSource
     from grainmill._sources.fixed_len import NpyDataSource, TokensDataSource
     from grainmill._sources.folder import FolderDataSource
     from grainmill._sources.hugging_face import HuggingFaceDataSource, HuggingFaceIterDataset
     from grainmill._sources.json_lines import JsonLinesDataSource
     from grainmill._sources.json_lines_dataset import JsonLinesIterDataset
+    from grainmill._sources.mds import MDSDataSource
     from grainmill._sources.megatron import MegatronDataSource
     from grainmill._sources.mixture import mix_from_text, parse_mixture
     from grainmill._sources.parquet import ParquetDataSource
@@ -32,12 +34,14 @@ else:
         __name__,
         {
             "grainmill._shared_memory_source": ["SharedMemoryDataSource"],
+            "grainmill._sources.arrow": ["ArrowDataSource"],
             "grainmill._sources.bagz": ["BagzDataSource"],
             "grainmill._sources.folder": ["FolderDataSource"],
             "grainmill._sources.fixed_len": ["NpyDataSource", "TokensDataSource"],
             "grainmill._sources.hugging_face": ["HuggingFaceDataSource", "HuggingFaceIterDataset"],
             "grainmill._sources.json_lines": ["JsonLinesDataSource"],
             "grainmill._sources.json_lines_dataset": ["JsonLinesIterDataset"],
+            "grainmill._sources.mds": ["MDSDataSource"],
             "grainmill._sources.megatron": ["MegatronDataSource"],
             "grainmill._sources.mixture": ["mix_from_text", "parse_mixture"],
             "grainmill._sources.parquet": ["ParquetDataSource"],
@@ -49,12 +53,14 @@ else:
 
 __all__ = [
     "ArrayRecordDataSource",
+    "ArrowDataSource",
     "BagzDataSource",
     "FolderDataSource",
     "HuggingFaceDataSource",
     "HuggingFaceIterDataset",
     "JsonLinesDataSource",
     "JsonLinesIterDataset",
+    "MDSDataSource",
     "MegatronDataSource",
     "NpyDataSource",
     "ParquetDataSource",

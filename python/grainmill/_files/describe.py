@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from grainmill import _native
+from grainmill import _native, sources
 from grainmill._files import reading
 from grainmill._files.formats import detect_format
 from grainmill._files.messages import check_at_least
@@ -35,7 +35,8 @@ def describe(
         `sizes` of records: whether they are `exact`, their `min`, `mean` and `max`, and a
         `histogram` of tuples, from one power of two to the next, and how many there are. Of an
         ArrayRecord file also `chunks`, `records_per_chunk` and the writer's `options`; of a
-        Parquet file the lengths of its `row_groups`, and the types of its `columns` by name.
+        Parquet file the lengths of its `row_groups`, and the types of its `columns` by name; of
+        an Arrow file those of its `batches`, and its `columns`.
 
     Raises:
         ValueError: `max_sampled` is less than 1, or the format is unknown.
@@ -71,6 +72,8 @@ def describe(
         info["compression"] = _native.RecordStream(path, found.name).compression
     elif found.name == "webdataset":
         info["compression"] = "gzip" if _native.FileBytes(path).read(2) == _GZIP else None
+    elif found.name == "mds":
+        info["compression"] = sources.MDSDataSource(path).compression
     elif found.name == "bagz":  # each record on its own
         info["compression"] = "zstd" if path.endswith(".bagz") else None
     elif found.name == "parquet":
@@ -78,6 +81,11 @@ def describe(
         info["compression"] = ",".join(table.codecs()) or None
         info["row_groups"] = table.row_group_lens()[0]
         info["columns"] = dict(table.column_types())
+    elif found.name == "arrow":
+        source = sources.ArrowDataSource(path)
+        info["compression"] = ",".join(source.codecs) or None
+        info["batches"] = source.batch_lens
+        info["columns"] = source.column_types
     elif found.name == "array_record":
         files = reading.files_of(found.open([path]))
         if files is not None:

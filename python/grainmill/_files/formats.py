@@ -25,7 +25,10 @@ _MARKS = {
     bytes.fromhex("83af70d10d884a3f"): "array_record",
     b"PAR1": "parquet",
     b"\x93NUMPY": "npy",
+    b"ARROW1": "arrow",
 }
+# Of a stream of Arrow: a mark, the length of the header, and where its table is.
+_ARROW_STREAM = re.compile(rb"\xff{4}.{2}\x00\x00[\x04-\x40]\x00\x00\x00", re.DOTALL)
 
 
 class Source(Protocol):
@@ -140,6 +143,8 @@ FORMATS = {
         Format("webdataset", "WebDataset", "WebDatasetDataSource", scanned=True, rows=True),
         Format("megatron", "Megatron-LM", "MegatronDataSource", rows=True),
         Format("npy", "NumPy", "NpyDataSource", rows=True),
+        Format("mds", "MDS", "MDSDataSource", rows=True),
+        Format("arrow", "Arrow", "ArrowDataSource", rows=True),
     )
 }
 READ = tuple(FORMATS)
@@ -178,6 +183,8 @@ def of_content(path: str) -> Format | None:
             return FORMATS[name]
     if len(first) >= 12 and struct.unpack("<I", first[8:12])[0] == _native.masked_crc32c(first[:8]):
         return FORMATS["tfrecord"]
+    if _ARROW_STREAM.match(first):
+        return FORMATS["arrow"]
     if first[257:262] == b"ustar":
         return FORMATS["webdataset"]
     if first.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{":
@@ -215,7 +222,7 @@ def detect_format(path: str | os.PathLike[str], format: str | None = None) -> Fo
     path = os.fspath(path)
     # These have no mark of their own: they begin with their first record, which may be anything.
     by_name = of_name(path)
-    has_no_mark = by_name in {FORMATS["bagz"], FORMATS["megatron"]}
+    has_no_mark = by_name in {FORMATS[name] for name in ("bagz", "megatron", "mds")}
     if is_url(path):
         found = by_name or of_content(path)
     else:

@@ -91,6 +91,12 @@ KINDS = (
         begins=rb"\x89HDF\r\n\x1a\n",
         ends=(".h5", ".hdf5"),
     ),
+    Kind(
+        "a Feather file of version 1",
+        "write it anew by `feather.write_feather(feather.read_table(path), path)` of `pyarrow`",
+        begins=rb"FEA1",
+        whatever_name=True,
+    ),
     _recipe(
         "an Avro file", "convert it by `fastavro`", "Avro", begins=rb"Obj\x01", ends=(".avro",)
     ),

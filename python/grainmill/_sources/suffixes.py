@@ -14,11 +14,13 @@ EXTENSIONS: Final = {
     "webdataset": (".tar", ".tgz"),
     "megatron": (".bin",),
     "npy": (".npy", ".npz"),
+    "mds": (".mds",),
+    "arrow": (".arrow", ".feather", ".ipc", ".arrows"),
 }
 GZIP: Final = (".gz", ".gzip")
 # What readers decompress; the last two from begin to end only.
 COMPRESSED: Final = (*GZIP, ".zlib", ".z", ".zst", ".zstd", ".xz", ".bz2")
-_WHOLE: Final = ("tfrecord", "jsonl", "webdataset")
+_WHOLE: Final = ("tfrecord", "jsonl", "webdataset", "mds")
 
 
 def suffixes_of(name: str) -> tuple[str, ...]:

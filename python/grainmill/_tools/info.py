@@ -69,9 +69,10 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["format"] != "array_record":  # which has it in its options
         rows.append(("compression", found["compression"] or "none"))
     if "columns" in found:
-        lens = found["row_groups"]
+        name = "row_groups" if "row_groups" in found else "batches"
+        lens = found[name]
         most = f" of up to {count_text(max(lens), 'row')}" if lens else ""
-        rows.append(("row groups", f"{len(lens):,}{most}"))
+        rows.append((name.replace("_", " "), f"{len(lens):,}{most}"))
         rows += [
             ("columns" if at == 0 else "", f"{name}: {kind}")
             for at, (name, kind) in enumerate(found["columns"].items())

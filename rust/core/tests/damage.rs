@@ -15,6 +15,7 @@ use grainmill_core::formats::array_record::RecordWriter;
 use grainmill_core::formats::bagz::{Bagz, BagzCompression, Dictionary, Limits};
 use grainmill_core::formats::checksum::crc32c;
 use grainmill_core::formats::json_lines::JsonLines;
+use grainmill_core::formats::mds::Mds;
 use grainmill_core::formats::megatron::Megatron;
 use grainmill_core::formats::record_limit::set_max_record_bytes;
 use grainmill_core::formats::riegeli::chunk::{CHUNK_HEADER_LEN, ChunkHeader, kind};
@@ -301,6 +302,20 @@ fn megatron(records: &[Vec<u8>]) -> (Read, Vec<u8>) {
     (Read::ByPosition(Arc::new(Megatron { token_type: 1 }), index), records.concat())
 }
 
+/// A shard of samples, with a layout of columns before them.
+fn mds(records: &[Vec<u8>]) -> Vec<u8> {
+    let layout = b"{\"column_names\": []}";
+    let begin = 4 * (records.len() + 2) + layout.len();
+    let ends = limits(records);
+    let ends = ends.as_chunks().0.iter().map(|&end| u64::from_le_bytes(end) as usize);
+    let words = [records.len(), begin].into_iter().chain(ends.map(|end| begin + end));
+    let mut shard: Vec<u8> =
+        words.flat_map(|word| u32::try_from(word).unwrap().to_le_bytes()).collect();
+    shard.extend(layout);
+    shard.extend(records.concat());
+    shard
+}
+
 fn cases() -> Vec<Case> {
     use Compression::{Gzip, None, Zlib, Zstd};
     let records = records();
@@ -350,6 +365,9 @@ fn cases() -> Vec<Case> {
             true,
         ),
         case("megatron", megatron(&records), false),
+        case("mds", (Read::ByPosition(Arc::new(Mds), Vec::new()), mds(&records)), false),
+        case("mds gzip", (scanned(Mds, Gzip), gzip(&mds(&records))), true),
+        case("mds zstd", (scanned(Mds, Zstd), zstd_frames([&mds(&records)[..]])), true),
         case("tfrecord in order", (Read::InOrder(|| Box::new(TfRecord)), frames.clone()), true),
         case("tfrecord gzip in order", (Read::InOrder(|| Box::new(TfRecord)), gzip(&frames)), true),
         case("tfrecord zlib in order", (Read::InOrder(|| Box::new(TfRecord)), zlib(&frames)), true),

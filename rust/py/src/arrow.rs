@@ -179,9 +179,43 @@ pub(crate) fn cells<'py>(
     }
 }
 
+/// The rows whose values the columns of these names have, as dicts.
+pub(crate) fn rows_of_cells<'py>(
+    py: Python<'py>,
+    names: &[Py<PyString>],
+    columns: Vec<Cells<'py>>,
+    num_rows: usize,
+) -> PyResult<Bound<'py, PyList>> {
+    let mut columns: Vec<_> = columns.into_iter().map(IntoIterator::into_iter).collect();
+    let rows = PyList::empty(py);
+    for _ in 0..num_rows {
+        let row = PyDict::new(py);
+        for (name, column) in names.iter().zip(&mut columns) {
+            row.set_item(name, column.next())?;
+        }
+        rows.append(row)?;
+    }
+    Ok(rows)
+}
+
+/// The rows of columns as a batch, with arrays as of [`batch_column`]; None if one has none.
+pub(crate) fn batch_of<'py>(
+    py: Python<'py>,
+    names: &[Py<PyString>],
+    columns: &[Parts],
+    allocate: &Bound<'py, PyAny>,
+) -> PyResult<Option<Bound<'py, PyDict>>> {
+    let batch = PyDict::new(py);
+    for (name, parts) in names.iter().zip(columns) {
+        let Some(column) = batch_column(py, parts, allocate)? else { return Ok(None) };
+        batch.set_item(name, column)?;
+    }
+    Ok(Some(batch))
+}
+
 /// The rows of a column as an array with a row for each, allocated by `allocate(shape, dtype)`; a
 /// column of structures is a dict of arrays. None if they do not have one shape, or are no numbers.
-pub(crate) fn batch_column<'py>(
+fn batch_column<'py>(
     py: Python<'py>,
     parts: &Parts,
     allocate: &Bound<'py, PyAny>,

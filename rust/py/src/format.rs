@@ -8,7 +8,9 @@ use grainmill_core::Error;
 use grainmill_core::formats::bagz::{Bagz, BagzCompression, Dictionary, Limits};
 use grainmill_core::formats::fixed_len::FixedLen;
 use grainmill_core::formats::json_lines::JsonLines;
+use grainmill_core::formats::mds::Mds;
 use grainmill_core::formats::megatron::{Megatron, token_type_of};
+use grainmill_core::formats::ranges::Ranges;
 use grainmill_core::formats::scanned::{Compression, Framing, IndexPlaces, ScannedFormat};
 use grainmill_core::formats::tfrecord::TfRecord;
 use grainmill_core::formats::web_dataset::WebDataset;
@@ -104,6 +106,31 @@ impl PyFormat {
     #[staticmethod]
     fn megatron(token_type: u8) -> Self {
         Self(Arc::new(Megatron { token_type }))
+    }
+
+    /// Shards of Mosaic Streaming that are not compressed.
+    #[staticmethod]
+    fn mds() -> Self {
+        Self(Arc::new(Mds))
+    }
+
+    /// Compressed shards of Mosaic Streaming; the arguments are those of `tfrecord`.
+    #[staticmethod]
+    fn compressed_mds(
+        compression: &str,
+        beside: bool,
+        index_dir: Option<PathBuf>,
+    ) -> Result<Self, Raised> {
+        scanned(Mds, compression, beside, index_dir)
+    }
+
+    /// Files whose records are where `ranges` says for each path: where each begins and ends.
+    #[staticmethod]
+    fn ranges(ranges: HashMap<PathBuf, Vec<(u64, u64)>>) -> Self {
+        let of_file = |ranges: Vec<(u64, u64)>| ranges.into_iter().map(|(begin, end)| begin..end);
+        let ranges =
+            ranges.into_iter().map(|(path, each)| (path, of_file(each).collect())).collect();
+        Self(Arc::new(Ranges { ranges }))
     }
 }
 

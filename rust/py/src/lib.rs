@@ -8,6 +8,8 @@ mod array;
 mod array_bytes;
 #[cfg(feature = "parquet")]
 mod arrow;
+#[cfg(feature = "parquet")]
+mod arrow_rows;
 mod batch;
 #[cfg_attr(not(feature = "buckets"), path = "buckets_missing.rs")]
 mod buckets;
@@ -54,9 +56,16 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     format::register(module)?;
     records::register(module)?;
     #[cfg(feature = "parquet")]
-    parquet::register(module)?;
+    {
+        parquet::register(module)?;
+        arrow_rows::register(module)?;
+    }
     #[cfg(not(feature = "parquet"))]
-    optional::stand_in(module, "parquet", &[c"ParquetFiles", c"RowsAhead"])?;
+    optional::stand_in(
+        module,
+        "parquet",
+        &[c"ParquetFiles", c"RowsAhead", c"arrow_rows", c"arrow_batch"],
+    )?;
     record_writer::register(module)?;
     convert::register(module)?;
     record_cursor::register(module)?;

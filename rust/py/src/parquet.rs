@@ -15,7 +15,7 @@ use pyo3::exceptions::PyNotImplementedError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
-use crate::arrow::{Gathered, NullTree, Nulls, batch_column, may_misfit, misfit};
+use crate::arrow::{Gathered, NullTree, Nulls, batch_of, may_misfit, misfit, rows_of_cells};
 use crate::error::Raised;
 use crate::records::{PyReadQueue, positions, read_byte_len};
 use crate::storage::storage_of;
@@ -261,12 +261,7 @@ impl PyParquetFiles {
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let positions = positions(&indices)?;
         let rows = wait_for(py, || self.files.read(&positions, of(queue)))?;
-        let batch = PyDict::new(py);
-        for (name, parts) in self.names.iter().zip(&rows.columns) {
-            let Some(column) = batch_column(py, parts, &allocate)? else { return Ok(None) };
-            batch.set_item(name, column)?;
-        }
-        Ok(Some(batch))
+        batch_of(py, &self.names, &rows.columns, &allocate)
     }
 }
 
@@ -370,21 +365,10 @@ impl PyParquetFiles {
                 let tree = nulls.and_then(|nulls| nulls.get(number));
                 let nulls = tree.map_or(Nulls::None, |tree| Nulls::AsPandas(tree, false));
                 let cells = column.cells(py, nulls);
-                Ok(cells
-                    .map_err(|error| self.not_converted(py, positions, number, column, error))?
-                    .into_iter())
+                cells.map_err(|error| self.not_converted(py, positions, number, column, error))
             })
             .collect::<PyResult<Vec<_>>>();
-        let mut columns = columns?;
-        let rows = PyList::empty(py);
-        for _ in positions {
-            let row = PyDict::new(py);
-            for (name, column) in self.names.iter().zip(&mut columns) {
-                row.set_item(name, column.next())?;
-            }
-            rows.append(row)?;
-        }
-        Ok(rows)
+        rows_of_cells(py, &self.names, columns?, positions.len())
     }
 }
 

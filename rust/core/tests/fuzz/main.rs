@@ -56,6 +56,7 @@ target_tests! {
     web_dataset
     bagz
     megatron
+    mds
     fixed_len
     written
 }

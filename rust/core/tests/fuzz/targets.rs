@@ -13,6 +13,7 @@ use grainmill_core::formats::array_record::{WriterOptions, verify};
 use grainmill_core::formats::bagz::{Bagz, BagzCompression, Dictionary, Limits};
 use grainmill_core::formats::fixed_len::FixedLen;
 use grainmill_core::formats::json_lines::JsonLines;
+use grainmill_core::formats::mds::Mds;
 use grainmill_core::formats::megatron::Megatron;
 use grainmill_core::formats::record_limit::set_max_record_bytes;
 use grainmill_core::formats::riegeli::block::BLOCK_LEN;
@@ -74,6 +75,7 @@ pub(crate) const TARGETS: [Target; 24] = [
     ("web_dataset", web_dataset),
     ("bagz", bagz),
     ("megatron", megatron),
+    ("mds", mds),
     ("fixed_len", fixed_len),
     ("written", written),
 ];
@@ -127,6 +129,15 @@ fn bagz(input: &[u8]) {
 /// The input is the index, of the types that have one byte, and also its tokens.
 fn megatron(input: &[u8]) {
     read_file_in(Megatron { token_type: 1 }, input.to_vec());
+}
+
+/// A shard of Mosaic Streaming; the first byte of the input says whether it is one that may be compressed.
+fn mds(input: &[u8]) {
+    match input.split_first() {
+        Some((kind, bytes)) if kind % 2 == 0 => read_file_in(Mds, bytes.to_vec()),
+        Some((_, bytes)) => scanned(Mds, bytes),
+        None => {}
+    }
 }
 
 /// A file of records of one length; the first bytes of the input say of which, and where they are.
@@ -889,6 +900,10 @@ pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let counts = [50_i32, 0, 44].map(i32::to_le_bytes).concat();
     let index = [header, longs(&[3, 3]), counts, longs(&[0, 50, 50]), longs(&[0, 2, 3])].concat();
     seeds.push(("megatron", index));
+    // Samples of 3, 0 and 2 bytes after a layout of columns.
+    let words = [3_u32, 22, 25, 25, 27].map(u32::to_le_bytes).concat();
+    let shard = [&words[..], b"{}oneab"].concat();
+    seeds.extend([&[0][..], &[1, 0]].map(|kind| ("mds", [kind, &shard].concat())));
     seeds.extend([20, 21].map(|end| ("fixed_len", [&[4, 2, 2, 2, end][..], &[7; 22]].concat())));
     seeds.extend(texts.map(|text| ("json", text.as_bytes().to_vec())));
     seeds.extend(examples().into_iter().map(|message| ("example", message)));

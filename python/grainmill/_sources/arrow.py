@@ -1,0 +1,627 @@
+"""Arrow IPC files and streams as a source of rows; `grainmill.sources` has its name.
+
+`pyarrow` reads record batches and takes rows of them, the engine makes values of these as of
+Parquet files. Local files are mapped into memory, so that a row of a batch that is not compressed
+costs its own pages; other batches are read and decoded as a whole, and kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import itertools
+import operator
+import threading
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, TypeAlias
+
+import numpy as np
+
+from grainmill import _native
+from grainmill._interrupts import raise_interrupt
+from grainmill._native import GrainmillError
+from grainmill._sources.arrow_index import ArrowIndex, index_of
+from grainmill._sources.arrow_values import (
+    check_rows,
+    check_type,
+    columns_of,
+    dense,
+    selected,
+    type_without_views,
+    without_views,
+)
+from grainmill._sources.mapped_table import MappedTable, num_faults
+from grainmill._sources.paths import expand
+from grainmill._sources.record_files import digest_of
+from grainmill._sources.suffixes import suffixes_of
+from grainmill._url import absolute, is_url, shown
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Sequence
+
+    from grainmill._native import PendingRead, ReadQueue
+
+    Ranges: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+_DEFAULT_CACHE_BYTES: Final = 512 << 20
+# What a batch costs whose values stay in the file.
+_MAPPED_COST: Final = 4 << 10
+# What `pyarrow` raises for damage.
+_FAILURES: Final = (
+    *(ArithmeticError, LookupError, MemoryError, NotImplementedError, OSError, TypeError),
+    *(ValueError, GrainmillError),
+)
+
+
+class ArrowDataSource:
+    """The rows of Arrow IPC files and streams, as one sequence of dicts of columns.
+
+    Feather files (of version 2), what `pyarrow.ipc.new_file` and `new_stream` write, and the files
+    of Hugging Face data sets, without the package `datasets`. It needs `pyarrow`
+    (`pip install 'grainmill[parquet]'`). It can be indexed from 0 to `len(source) - 1`.
+
+    Local files are mapped into memory. Where batches are not compressed, a row costs the pages that
+    hold it; compressed batches, by LZ4 or Zstandard, and those in buckets, are read and decoded as
+    a whole and kept, up to `cache_bytes`. Of a stream, which has no index, the headers of all
+    batches are read once, one after the other.
+
+    Values are those of `ParquetDataSource`: NumPy scalars, `datetime64`, `str`, `bytes`, arrays for
+    lists, dicts for structures, `None` for null. Values of dictionaries are what they stand for.
+    Where the rows are batched at once, and consist of numbers or of lists of equally many, batches
+    are filled by column.
+
+    Its pickle contains paths and where batches are. The files have no checksums: what contradicts
+    itself raises a `GrainmillError`, changed values are not noticed.
+
+    Args:
+        paths: A path, or a sequence of them, as for `expand_paths`. All files must have the same
+            columns.
+        columns: The columns to read, in this order; all if `None`. A dotted name such as
+            `"image.bytes"` selects a field of a structure.
+        cache_bytes: How many bytes of decoded batches to keep, in each process.
+
+    Raises:
+        ImportError: `pyarrow` is not installed.
+        ValueError: There is no path or no such column, or files have different columns.
+        FileNotFoundError: There is no such file.
+        NotImplementedError: A column has values that are not read, as unions.
+        GrainmillError: A file is damaged, or no Arrow file, as a Feather file of version 1.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from pyarrow import feather
+        >>> table = pa.table({"tokens": [[1, 2], [3, 4], [5, 6]], "url": ["a", "b", None]})
+        >>> feather.write_feather(table, "texts.feather")
+        >>> source = grain.sources.ArrowDataSource("texts.feather")
+        >>> source[2]
+        {'tokens': array([5, 6]), 'url': None}
+        >>> tokens = grain.sources.ArrowDataSource("texts.feather", columns=["tokens"])
+        >>> next(iter(grain.MapDataset.source(tokens).batch(3)))
+        {'tokens': array([[1, 2],
+               [3, 4],
+               [5, 6]])}
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        columns: Sequence[str] | None = None,
+        cache_bytes: int = _DEFAULT_CACHE_BYTES,
+    ) -> None:
+        self._paths = expand(paths, suffixes=suffixes_of("arrow"))
+        if isinstance(columns, str):
+            raise ValueError(f"`columns` must be a sequence of names, got {columns!r}")
+        self._columns = None if columns is None else [str(name) for name in columns]
+        if self._columns == []:
+            raise ValueError("`columns` must name at least one column, got none")
+        if cache_bytes < 0:
+            raise ValueError(f"`cache_bytes` must be at least 0, got {cache_bytes}")
+        self._files = ArrowFiles(self._paths, self._columns, cache_bytes)
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the files, as given."""
+        return list(self._paths)
+
+    @property
+    def batch_lens(self) -> list[int]:
+        """The number of rows of each record batch, of all files in their order."""
+        lens: list[int] = np.diff(self._files.starts).tolist()
+        return lens
+
+    @property
+    def codecs(self) -> list[str]:
+        """What compresses the batches of any file: `lz4` or `zstd`."""
+        return self._files.codecs
+
+    @property
+    def column_types(self) -> dict[str, str]:
+        """The Arrow type of each column."""
+        return {field.name: str(field.type) for field in self._files.schema}
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
+        return self.__getitems__([record_key])[0]
+
+    # Unless a subclass overrides `__getitem__`, pipelines read `_files` in blocks instead.
+    _getitem_of_rows = __getitem__
+
+    def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
+        """Reads many rows at once, in the order of their keys.
+
+        Args:
+            record_keys: From 0 to `len(self) - 1`, in any order.
+
+        Raises:
+            IndexError: A key is out of range.
+        """
+        keys = [operator.index(key) for key in record_keys]
+        for key in keys:
+            if not 0 <= key < len(self):
+                raise IndexError(f"row {key} is out of range for {len(self)} rows")
+        return self._files.read(np.array(keys, np.int64)) if keys else []
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for index in range(len(self)):
+            yield self[index]
+
+    def _index_tree(self, leaf: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The order of the rows, as the engine sees it."""
+        return ("wrap", len(self), leaf)
+
+    def __repr__(self) -> str:
+        # Saved states contain this text, so it must not change.
+        columns = "" if self._columns is None else f", columns={self._columns!r}"
+        return f"ArrowDataSource(hash_of_paths={digest_of(self._paths, ())}{columns})"
+
+    def _record_location(self, index: int) -> tuple[str, int]:
+        """The file of row `index`, and the row's number in it, for messages."""
+        return self._files.locate(index)
+
+
+class _Mapped:
+    """The bytes of a local file, mapped into memory; see `Stored`."""
+
+    def __init__(self, path: str, pyarrow: Any) -> None:
+        self.name = shown(path)
+        self._mapped = pyarrow.memory_map(path) if len(_native.FileBytes(path)) else None
+        self._bytes = pyarrow.py_buffer(b"") if self._mapped is None else self._mapped.read_buffer()
+
+    def __len__(self) -> int:
+        return int(self._bytes.size)
+
+    def read(self, begin: int, end: int) -> bytes:
+        return bytes(self.view(begin, end))
+
+    def read_all(self, ranges: Ranges) -> Sequence[Any]:
+        return [self.view(begin, end) for begin, end in ranges.tolist()]
+
+    def view(self, begin: int, end: int) -> Any:
+        return self._bytes.slice(begin, max(0, end - begin))
+
+
+class _Far:
+    """The bytes of an object in a bucket; see `Stored`."""
+
+    def __init__(self, path: str) -> None:
+        self.name = shown(path)
+        self._path = path
+        self._file = _native.FileBytes(path)
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+    def read(self, begin: int, end: int) -> bytes:
+        parts, at = [], begin
+        with self._lock:
+            self._file.seek(begin)
+            while at < end and (part := self._file.read(end - at)):
+                parts.append(part)
+                at += len(part)
+        return b"".join(parts)
+
+    def read_all(self, ranges: Ranges) -> Sequence[Any]:
+        return ranges_of({self._path: ranges}).read(np.arange(len(ranges)))
+
+
+def ranges_of(ranges: dict[str, Ranges]) -> _native.RecordFiles:
+    """Ranges of files as records, which the engine reads."""
+    known = {path: [(begin, end) for begin, end in each.tolist()] for path, each in ranges.items()}
+    files = [(path, 0, len(each)) for path, each in known.items()]
+    return _native.RecordFiles(files, lazy=True, file_format=_native.Format.ranges(known))
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+    """One file: its path, and where its batches are."""
+
+    path: str
+    index: ArrowIndex
+
+    @property
+    def is_far(self) -> bool:
+        return is_url(self.path)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its batches are values in memory."""
+        return not self.is_far and self.index.codec is None and not len(self.index.dictionaries)
+
+
+class _Batch(NamedTuple):
+    """A record batch: the columns that are read, and the bytes that it takes."""
+
+    columns: list[Any]
+    byte_len: int
+    mapped: MappedTable | None
+
+
+class _Flight:
+    """Batches that the engine is reading, for all who wait for them."""
+
+    def __init__(self, files: ArrowFiles, numbers: list[int], pending: PendingRead) -> None:
+        self._files = files
+        self._numbers = numbers
+        self._pending = pending
+        self._lock = threading.Lock()
+        self._batches: dict[int, _Batch] | None = None
+
+    def batches(self) -> dict[int, _Batch]:
+        """The batches by their numbers, once they are there."""
+        with self._lock:
+            if self._batches is None:
+                read = zip(self._numbers, self._pending.finish(), strict=True)
+                self._batches = {k: self._files.decoded(k, data) for k, data in read}
+            return self._batches
+
+
+class _Ahead:
+    """Rows that are being read; it holds their batches. See `RowsAhead`."""
+
+    def __init__(self, held: list[Any], waits: list[Callable[[], object]]) -> None:
+        self._held = held
+        self._waits = waits
+
+    def wait(self) -> None:
+        """Waits for what is being read; reading the rows finds what fails."""
+        for wait in self._waits:
+            try:
+                wait()
+            except Exception as failure:
+                raise_interrupt(failure)
+
+
+class ArrowFiles:
+    """The rows of files, as `RowSource` reads them; those of Parquet files are `ParquetFiles`.
+
+    Args:
+        paths: The files.
+        names: The columns to read.
+        cache_bytes: How many bytes of decoded batches to keep.
+
+    Attributes:
+        schema: The columns that are read.
+        starts: The first row of each batch, and the number of rows.
+        codecs: What compresses the batches of any file.
+    """
+
+    has_room = True
+    has_room_beyond = False
+
+    def __init__(self, paths: Sequence[str], names: list[str] | None, cache_bytes: int) -> None:
+        pyarrow = _pyarrow()
+        self._names = names
+        self._cache_bytes = cache_bytes
+        self._files: list[_File] = []
+        self.schema: Any = None
+        # Absolute, as a worker may open them from another directory.
+        for path in [absolute(path) for path in paths]:
+            stored = _opened(path)
+            index = index_of(stored)
+            try:
+                message = pyarrow.py_buffer(stored.read(*index.schema.tolist()))
+                whole = pyarrow.ipc.read_schema(message)
+            except _FAILURES as failure:
+                raise_interrupt(failure)
+                raise GrainmillError(f"{stored.name}: schema: {failure}") from None
+            schema = _read_schema(pyarrow, whole, names, stored.name)
+            if self.schema is None:
+                self._whole, self.schema = whole, schema
+            elif not whole.equals(self._whole):
+                raise ValueError(
+                    f"{stored.name}: has the columns {_listed(whole)}, "
+                    f"expected {_listed(self._whole)}"
+                )
+            self._files.append(_File(path, index))
+        self._columns = columns_of(self._whole, names)
+        self._start()
+
+    def _start(self) -> None:
+        counts = np.concatenate([np.diff(file.index.starts) for file in self._files])
+        self.starts = np.cumsum(np.append(0, counts))
+        # The number of the first batch of each file, and of batches.
+        self._firsts = np.cumsum([0, *(len(file.index.batches) for file in self._files)])
+        self._lock = threading.Lock()
+        self._stored: dict[int, _Mapped | _Far] = {}
+        self._records: _native.RecordFiles | None = None
+        self._kept: OrderedDict[int, _Batch] = OrderedDict()
+        self._kept_bytes = 0
+        self._flights: weakref.WeakValueDictionary[int, _Flight] = weakref.WeakValueDictionary()
+        # Of a block, which shows whether rows of mapped files wait for storage.
+        self._mapped_is_slow = False
+        kinds = (self._whole.field(column.number).type for column in self._columns)
+        self._has_views = any(type_without_views(kind) != kind for kind in kinds)
+        self._is_far = any(file.is_far for file in self._files)
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("_names", "_cache_bytes", "_files", "_whole", "schema", "_columns")
+        return {name: self.__dict__[name] for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def codecs(self) -> list[str]:
+        """What compresses the batches."""
+        return sorted({file.index.codec for file in self._files if file.index.codec})
+
+    @property
+    def mean_byte_len(self) -> float:
+        """The bytes of a row in memory, about."""
+        with self._lock:
+            known = next(reversed(self._kept.values()), None) if self._kept else None
+        if known is not None and known.columns and len(known.columns[0]):
+            return known.byte_len / len(known.columns[0])
+        return sum(file.index.byte_len for file in self._files) / max(1, len(self))
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether rows should be requested ahead of their use."""
+        return self._is_far or self._mapped_is_slow
+
+    def read_totals(self) -> tuple[int, int, int, float]:
+        """The engine's reads so far; mapped pages are read by the system."""
+        return self._all_records.read_totals() if self._is_far else (0, 0, 0, 0.0)
+
+    def locate(self, row: int) -> tuple[str, int]:
+        """The file of a row, and its number there."""
+        number = int(np.searchsorted(self.starts, row, "right")) - 1
+        if not 0 <= row < len(self):
+            raise IndexError("row index is out of range")
+        place = self._place(number)
+        return shown(self._files[place].path), row - int(self.starts[self._firsts[place]])
+
+    def start(self, request: Ranges, queue: ReadQueue | None = None) -> _Ahead:
+        """Starts to read the batches that have these rows, or requests the pages of mapped ones."""
+        numbers = np.searchsorted(self.starts, request, "right") - 1
+        held: list[Any] = []
+        waits: list[Callable[[], object]] = []
+        missing = []
+        for number in np.unique(numbers).tolist():
+            if self._stays_mapped(self._place(number)):
+                mapped = self._batch(number).mapped
+                assert mapped is not None
+                rows = request[numbers == number] - self.starts[number]
+                mapped.request(rows)
+                waits.append(functools.partial(mapped.request_values, rows))
+                continue
+            with self._lock:
+                found: Any = self._kept.get(number) or self._flights.get(number)
+            if isinstance(found, _Flight):
+                waits.append(found.batches)
+            elif found is None and self._files[self._place(number)].is_far:
+                missing.append(number)
+            held.append(found)
+        if missing:
+            pending = self._all_records.start(np.array(missing), queue)
+            flight = _Flight(self, missing, pending)
+            with self._lock:
+                self._flights.update(dict.fromkeys(missing, flight))
+            waits.append(flight.batches)
+            held.append(flight)
+        return _Ahead(held, waits)
+
+    def start_beyond(self, request: Ranges, queue: ReadQueue | None = None) -> None:
+        """Nothing is read for rows that are needed much later."""
+
+    def read(self, request: Ranges, _queue: ReadQueue | None = None) -> list[dict[str, Any]]:
+        """The rows at `request`, in that order."""
+        try:
+            faults_before = num_faults()
+            stream, order = self._gathered(request)
+            path, row = self.locate(int(request[0]))
+            rows = _native.arrow_rows(stream, order, path, row)
+            self._mapped_is_slow = num_faults() > faults_before
+        except _FAILURES as failure:
+            raise_interrupt(failure)
+            if len(request) > 1:  # to name the row
+                return [
+                    row for at in range(len(request)) for row in self.read(request[at : at + 1])
+                ]
+            if isinstance(failure, GrainmillError | NotImplementedError | FileNotFoundError):
+                raise
+            path, row = self.locate(int(request[0]))
+            raise GrainmillError(f"{path}: row {row}: {failure}") from failure
+        return rows
+
+    def read_one(self, row: int, _queue: ReadQueue | None = None) -> dict[str, Any]:
+        """The row at `row`."""
+        return self.read(np.array([row]))[0]
+
+    def read_batch(
+        self,
+        request: Ranges,
+        allocate: Callable[[tuple[int, ...], str], Any],
+        _queue: ReadQueue | None = None,
+    ) -> dict[str, Any] | None:
+        """The rows at `request` as arrays, if each column has values of one shape."""
+        stream, order = self._gathered(request)
+        return _native.arrow_batch(stream, order, allocate)
+
+    def _gathered(self, request: Ranges) -> tuple[bytes, list[int]]:
+        """The rows at `request` as a stream of batches, and where each row is in it."""
+        pyarrow = _pyarrow()
+        numbers = np.searchsorted(self.starts, request, "right") - 1
+        by_batch = np.argsort(numbers, kind="stable")
+        order = np.empty(len(request), np.int64)
+        order[by_batch] = np.arange(len(request))
+        bounds = np.flatnonzero(np.diff(numbers[by_batch], prepend=-1, append=len(self.starts)))
+        sink = pyarrow.BufferOutputStream()
+        with pyarrow.ipc.new_stream(sink, self.schema) as writer:
+            for begin, end in itertools.pairwise(bounds.tolist()):
+                number = int(numbers[by_batch[begin]])
+                rows = request[by_batch[begin:end]] - self.starts[number]
+                taken = []
+                for array in self._batch(number).columns:
+                    check_rows(array, rows)
+                    values = array.take(pyarrow.array(rows))
+                    values.validate(full=True)
+                    taken.append(dense(values))
+                writer.write_batch(pyarrow.RecordBatch.from_arrays(taken, schema=self.schema))
+        return sink.getvalue().to_pybytes(), order.tolist()
+
+    def _stays_mapped(self, place: int) -> bool:
+        """Whether the values of batches stay in the file."""
+        return self._files[place].is_plain and not self._has_views
+
+    def _place(self, number: int) -> int:
+        """The number of the file that has a batch."""
+        return int(np.searchsorted(self._firsts, number, "right")) - 1
+
+    @property
+    def _all_records(self) -> _native.RecordFiles:
+        """All batches as records of the engine, which have the same numbers."""
+        if self._records is None:
+            self._records = ranges_of({file.path: file.index.batches for file in self._files})
+        return self._records
+
+    def _stored_of(self, place: int) -> _Mapped | _Far:
+        stored = self._stored.get(place)
+        if stored is None:
+            file = self._files[place]
+            stored = _opened(file.path)
+            if len(stored) != file.index.byte_len:
+                raise GrainmillError(
+                    f"{stored.name}: the file has changed: it had {file.index.byte_len} bytes, and "
+                    f"now has {len(stored)}"
+                )
+            self._stored[place] = stored
+        return stored
+
+    def _batch(self, number: int) -> _Batch:
+        with self._lock:
+            found = self._kept.get(number)
+            if found is not None:
+                self._kept.move_to_end(number)
+                return found
+            flight = self._flights.get(number)
+        if flight is not None:
+            return flight.batches()[number]
+        place = self._place(number)
+        if self._files[place].is_far:
+            return self.decoded(number, self._all_records.read_one(number))
+        extent = self._files[place].index.batches[number - self._firsts[place]]
+        (data,) = self._stored_of(place).read_all(extent[None])
+        return self.decoded(number, data)
+
+    def decoded(self, number: int, data: Any) -> _Batch:
+        """Decodes a batch from its bytes, and keeps it."""
+        pyarrow = _pyarrow()
+        place = self._place(number)
+        file = self._files[place]
+        num_rows = int(self.starts[number + 1] - self.starts[number])
+        wanted = [column.number for column in self._columns]
+        stays_mapped = self._stays_mapped(place)
+        name = f"{shown(file.path)}: record batch {number - int(self._firsts[place])}"
+        try:
+            if file.is_plain:
+                message = pyarrow.ipc.read_message(data)
+                batch = pyarrow.ipc.read_record_batch(message, self._whole)
+            else:
+                stored = self._stored_of(place)
+                index = file.index
+                before = np.concatenate(
+                    [index.schema[None], index.needed(number - int(self._firsts[place]))]
+                )
+                stream = b"".join([*stored.read_all(before), data])
+                options = pyarrow.ipc.IpcReadOptions(included_fields=sorted(wanted))
+                batch = pyarrow.ipc.open_stream(stream, options=options).read_next_batch()
+                wanted = [sorted(wanted).index(each) for each in wanted]
+            if batch.num_rows != num_rows:
+                raise ValueError(f"has {batch.num_rows} rows, not {num_rows}")
+            arrays = [batch.column(each) for each in wanted]
+            for array in arrays:
+                array.validate()
+            chosen = zip(arrays, self._columns, strict=True)
+            arrays = [without_views(selected(array, each.tree)) for array, each in chosen]
+        except _FAILURES as failure:
+            raise_interrupt(failure)
+            raise GrainmillError(f"{name}: {failure}") from failure
+        mapped = MappedTable(pyarrow.table(arrays, self.schema.names)) if stays_mapped else None
+        found = _Batch(arrays, sum(array.nbytes for array in arrays), mapped)
+        self._keep(number, found)
+        return found
+
+    def _keep(self, number: int, batch: _Batch) -> None:
+        with self._lock:
+            if number in self._kept:
+                return
+            self._kept[number] = batch
+            self._kept_bytes += _cost(batch)
+            while self._kept_bytes > self._cache_bytes and len(self._kept) > 1:
+                self._kept_bytes -= _cost(self._kept.popitem(last=False)[1])
+
+
+def _cost(batch: _Batch) -> int:
+    return _MAPPED_COST if batch.mapped is not None else _MAPPED_COST + batch.byte_len
+
+
+def _pyarrow() -> Any:
+    try:
+        pyarrow: Any = importlib.import_module("pyarrow")
+        importlib.import_module("pyarrow.ipc")
+    except ImportError as failure:
+        raise ImportError(
+            "Arrow files need the package `pyarrow`: pip install 'grainmill[parquet]'"
+        ) from failure
+    return pyarrow
+
+
+def _opened(path: str) -> _Mapped | _Far:
+    return _Far(path) if is_url(path) else _Mapped(path, _pyarrow())
+
+
+def _listed(schema: Any) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def _read_schema(pyarrow: Any, whole: Any, names: list[str] | None, path: str) -> Any:
+    """The schema of the columns that are read, as they are passed to the engine."""
+    fields = []
+    try:
+        columns = columns_of(whole, names)
+    except UnicodeDecodeError as failure:
+        raise GrainmillError(f"{path}: schema: {failure}") from None
+    except ValueError as failure:
+        raise ValueError(f"{path}: {failure}") from None
+    for column in columns:
+        field = whole.field(column.number)
+        try:
+            check_type(field.type)
+        except NotImplementedError as failure:
+            raise NotImplementedError(f"{path}: column `{column.name}`: {failure}") from None
+        none = pyarrow.nulls(0, field.type)
+        values = dense(without_views(selected(none, column.tree)))
+        fields.append(pyarrow.field(column.name, values.type))
+    return pyarrow.schema(fields)
