@@ -52,7 +52,7 @@ const MAX_RECORDS: u64 = 1 << 16;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 24] = [
+pub(crate) const TARGETS: [Target; 25] = [
     ("file", file),
     ("chunks", chunks),
     ("headers", headers),
