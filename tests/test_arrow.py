@@ -357,6 +357,8 @@ def test_files_in_buckets_are_those_on_disk(bucket, extension, codec):
     for url in (f"s3://bucket/a.{extension}", f"{bucket.url}/bucket/a.{extension}"):
         far = ArrowDataSource(url)
         check(far, local)
+        twice = ArrowDataSource([url, url])
+        assert plain(twice.__getitems__([250, 3])) == plain(local.__getitems__([50, 3]))
         rows, expected = (
             list(grain.MapDataset.source(each).shuffle(7).to_iter_dataset())
             for each in (far, local)

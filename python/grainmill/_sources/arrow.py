@@ -228,13 +228,13 @@ class _Far:
         return b"".join(parts)
 
     def read_all(self, ranges: Ranges) -> Sequence[Any]:
-        return ranges_of({self._path: ranges}).read(np.arange(len(ranges)))
+        return ranges_of([(self._path, ranges)]).read(np.arange(len(ranges)))
 
 
-def ranges_of(ranges: dict[str, Ranges]) -> _native.RecordFiles:
-    """Ranges of files as records, which the engine reads."""
-    known = {path: [(begin, end) for begin, end in each.tolist()] for path, each in ranges.items()}
-    files = [(path, 0, len(each)) for path, each in known.items()]
+def ranges_of(ranges: Sequence[tuple[str, Ranges]]) -> _native.RecordFiles:
+    """Ranges of files as records, which the engine reads; a file may be there twice."""
+    known = {path: [(begin, end) for begin, end in each.tolist()] for path, each in ranges}
+    files = [(path, 0, len(each)) for path, each in ranges]
     return _native.RecordFiles(files, lazy=True, file_format=_native.Format.ranges(known))
 
 
@@ -503,7 +503,7 @@ class ArrowFiles:
     def _all_records(self) -> _native.RecordFiles:
         """All batches as records of the engine, which have the same numbers."""
         if self._records is None:
-            self._records = ranges_of({file.path: file.index.batches for file in self._files})
+            self._records = ranges_of([(file.path, file.index.batches) for file in self._files])
         return self._records
 
     def _stored_of(self, place: int) -> _Mapped | _Far:
