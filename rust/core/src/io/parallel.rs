@@ -42,8 +42,8 @@ struct LoopState {
 
 /// Calls `work` for each item; returns the error of the first item that failed.
 ///
-/// Each item counts as a read in flight, of the storage of which `limit_of` returns the limit. The calling thread does not wait for others' reads: it takes part
-/// whatever they do.
+/// Each item counts as a read in flight, of the storage of which `limit_of` returns the limit. The calling
+/// thread does not wait for others' reads: it takes part whatever they do.
 ///
 /// The first item is processed alone, to measure how long one takes.
 ///
