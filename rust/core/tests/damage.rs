@@ -307,7 +307,8 @@ fn mds(records: &[Vec<u8>]) -> Vec<u8> {
     let layout = b"{\"column_names\": []}";
     let begin = 4 * (records.len() + 2) + layout.len();
     let ends = limits(records);
-    let ends = ends.as_chunks().0.iter().map(|&end| u64::from_le_bytes(end) as usize);
+    let ends =
+        ends.as_chunks().0.iter().map(|&end| usize::try_from(u64::from_le_bytes(end)).unwrap());
     let words = [records.len(), begin].into_iter().chain(ends.map(|end| begin + end));
     let mut shard: Vec<u8> =
         words.flat_map(|word| u32::try_from(word).unwrap().to_le_bytes()).collect();

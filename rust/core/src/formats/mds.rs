@@ -18,7 +18,8 @@ use crate::io::storage_latency::StorageLatency;
 use crate::{Error, Result};
 
 /// The bytes of the number of samples, and of each offset.
-const WORD_LEN: u64 = 4;
+const WORD: usize = 4;
+const WORD_LEN: u64 = WORD as u64;
 /// Offsets up to as many bytes are read when the file is opened, so that damage is found at once.
 const MAX_EAGER: u64 = 256 << 10;
 
@@ -54,7 +55,7 @@ impl Format for Mds {
         if byte_len < 2 * WORD_LEN {
             return Err(damaged(format!("has {byte_len} bytes, fewer than a header")));
         }
-        let mut count = [0; WORD_LEN as usize];
+        let mut count = [0; WORD];
         reader.read_at(&mut count, 0)?;
         let num_samples = u64::from(u32::from_le_bytes(count));
         let data_begin = (num_samples + 2) * WORD_LEN;
@@ -116,7 +117,7 @@ impl SampleScanner {
 
     /// Where sample number `at` begins, or where the last one ends.
     fn offset(&self, at: usize) -> Option<u64> {
-        words(self.header.get((at + 1) * WORD_LEN as usize..)?).next()
+        words(self.header.get((at + 1) * WORD..)?).next()
     }
 }
 
@@ -129,7 +130,7 @@ impl Scanner for SampleScanner {
     ) -> Result<u64, (u64, FormatError)> {
         let end = at + bytes.len() as u64;
         let mut rest = bytes;
-        while let len = self.header_len().unwrap_or(WORD_LEN as usize)
+        while let len = self.header_len().unwrap_or(WORD)
             && self.header.len() < len
         {
             if rest.is_empty() {
