@@ -185,8 +185,9 @@ class Conversion:
         num_left = len(todo)
         num_threads = self._request.num_threads
         num_copying = min(num_threads, len(todo))
-        is_far = any(map(is_url, self._inputs))
-        num_open = min(_MAX_FAR if is_far else num_threads, len(todo))
+        is_far = any(is_url(path) for path in self._inputs)
+        # One thread writes file after file.
+        num_open = min(_MAX_FAR if is_far and num_threads > 1 else num_threads, len(todo))
         may_copy = threading.BoundedSemaphore(max(1, num_copying))
 
         def next_shard() -> tuple[Shard | None, int]:
