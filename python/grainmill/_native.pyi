@@ -20,6 +20,7 @@ __all__ = [
     "Format",
     "GrainmillError",
     "ImageDecoder",
+    "IndexedRecords",
     "JsonParser",
     "Layout",
     "MixSchedule",
