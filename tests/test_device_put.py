@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from verdict_pipelines import Slow, verdict_of
 
 import grainmill as grain
 from grainmill.experimental import device_put
@@ -241,6 +242,21 @@ def test_elements_of_different_shapes_are_put_as_they_are():
     assert [len(batch["mask"]) for batch in found] == [1, 2, 3, 4, 5]
     for batch, row in zip(found, rows, strict=True):
         jax.tree.map(np.testing.assert_array_equal, batch, row)
+
+
+def test_a_slow_transfer_is_said_to_need_fewer_bytes(monkeypatch):
+    put = jax.device_put
+
+    def put_slowly(*args):
+        time.sleep(0.02)
+        return put(*args)
+
+    monkeypatch.setattr(jax, "device_put", put_slowly)
+    ds = device_put(batches(num_elements=400), jax.devices()[0])
+    verdict = verdict_of(Slow("transfer", lambda: ds, kinds="function", names=""), seconds=0.5)
+    assert verdict.kind == "function"
+    assert "`DevicePut`" in verdict.text
+    assert "send fewer bytes" in verdict.text
 
 
 @pytest.mark.parametrize("batch_fn", [None, list])

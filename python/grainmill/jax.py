@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import jax
 import numpy as np
@@ -117,6 +117,11 @@ class DevicePut(transforms.Map):
     """
 
     device: Placement
+
+    _advice_if_slow: ClassVar[str] = (
+        "it waits for the transfer: send fewer bytes (`uint8` and not floats, `int32` and not "
+        "`int64`), in fewer arrays"
+    )
 
     def map(self, element: Any) -> Any:
         """Returns the element with JAX arrays as leaves.

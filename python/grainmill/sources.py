@@ -1,4 +1,4 @@
-"""Data sources: the interface of any source, and the ones that Grain has."""
+"""Data sources: the interface of any source, and those of files, tables and data sets."""
 
 import hashlib
 import operator

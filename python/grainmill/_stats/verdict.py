@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from grainmill._plan import random_access
 from grainmill._plan.node import MapNode, transform_name
@@ -186,6 +186,12 @@ def _in_workers(report: Report, slow: StageReport, owner: StageReport) -> Verdic
     )
 
 
+# For all functions but those of ours that can run nowhere else.
+_MOVE_IT: Final = (
+    "move it before `to_iter_dataset`, where threads and workers run it, or append `mp_prefetch`"
+)
+
+
 def _in_process(report: Report, slow: StageReport) -> Verdict:
     if not runs_users_code(slow):
         return Verdict(
@@ -209,8 +215,8 @@ def _in_process(report: Report, slow: StageReport) -> Verdict:
         return Verdict(
             "function",
             f"{_subject(slow)} holds the pipeline back: it takes {_cost(slow)}"
-            f"{_waiting(slow)} on the thread that asks for the elements; move it before "
-            "`to_iter_dataset`, where threads and workers run it, or append `mp_prefetch`",
+            f"{_waiting(slow)} on the thread that asks for the elements; "
+            + getattr(getattr(slow.node, "transform", None), "_advice_if_slow", _MOVE_IT),
         )
     use = max((read.threads() for read in report.reads), default=NO_POOL)
     active, allowed = use.active, use.allowed
