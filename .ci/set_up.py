@@ -135,9 +135,9 @@ def requirements(extras: list[str | None]) -> list[str]:
     return [requirement for extra in extras for requirement in by_extra[extra]]
 
 
-def installed(extras: list[str | None], *options: str) -> Task:
-    """Installs requirements."""
-    pip = [str(PYTHON), "-m", "pip", "install", "--progress-bar", "off", *options]
+def installed(extras: list[str | None]) -> Task:
+    """Installs requirements; what of them is imported is compiled to bytecode then."""
+    pip = [str(PYTHON), "-m", "pip", "install", "--progress-bar", "off", "--no-compile"]
     return Task("installing", [*pip, *requirements(extras)], {"PIP_QUIET": "0"})
 
 
@@ -164,9 +164,7 @@ def main() -> None:
         screen.run(installed([None]))
     tasks = [built(options.build)] if options.build else []
     if options.extras:
-        # The demo imports little of JAX: that is compiled to bytecode when it is imported.
-        lazy = ["--no-compile"] if options.build == "demo" else []
-        tasks.append(installed([None, *options.extras], *lazy))
+        tasks.append(installed([None, *options.extras]))
     screen.run(*tasks)
 
 
