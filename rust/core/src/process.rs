@@ -131,7 +131,7 @@ impl<T: Send> PerProcess<Mutex<T>> {
     }
 }
 
-/// As [`lock`](crate::lock::lock), these go on after a panic.
+/// As [`lock`], these go on after a panic.
 impl<T: Send + Sync> PerProcess<RwLock<T>> {
     /// The value of this process, which other threads may look at meanwhile.
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
