@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from grainmill._native import PendingRead, ReadQueue
 
     Ranges: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+    Infos: TypeAlias = list[tuple[int, int, int]]
 
 _DEFAULT_CACHE_BYTES: Final = 512 << 20
 # What a batch costs whose values stay in the file.
@@ -231,19 +232,24 @@ class _Far:
         return ranges_of([(self._path, ranges)]).read(np.arange(len(ranges)))
 
 
-def ranges_of(ranges: Sequence[tuple[str, Ranges]]) -> _native.RecordFiles:
+def ranges_of(
+    ranges: Sequence[tuple[str, Ranges]], file_infos: Infos | None = None, *, lazy: bool = True
+) -> _native.RecordFiles:
     """Ranges of files as records, which the engine reads; a file may be there twice."""
-    known = {path: [(begin, end) for begin, end in each.tolist()] for path, each in ranges}
+    # The engine knows files by the paths that it shows, which have no secrets.
+    known = {shown(path): [(begin, end) for begin, end in each.tolist()] for path, each in ranges}
     files = [(path, 0, len(each)) for path, each in ranges]
-    return _native.RecordFiles(files, lazy=True, file_format=_native.Format.ranges(known))
+    file_format = _native.Format.ranges(known)
+    return _native.RecordFiles(files, lazy=lazy, file_infos=file_infos, file_format=file_format)
 
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-    """One file: its path, and where its batches are."""
+    """One file: its path, where its batches are, and the message with the schema."""
 
     path: str
     index: ArrowIndex
+    schema: bytes
 
     @property
     def is_far(self) -> bool:
@@ -314,6 +320,7 @@ class ArrowFiles:
 
     has_room = True
     has_room_beyond = False
+    _records: _native.RecordFiles | None
 
     def __init__(self, paths: Sequence[str], names: list[str] | None, cache_bytes: int) -> None:
         pyarrow = _pyarrow()
@@ -325,9 +332,9 @@ class ArrowFiles:
         for path in [absolute(path) for path in paths]:
             stored = _opened(path)
             index = index_of(stored)
+            message = stored.read(*index.schema.tolist())
             try:
-                message = pyarrow.py_buffer(stored.read(*index.schema.tolist()))
-                whole = pyarrow.ipc.read_schema(message)
+                whole = pyarrow.ipc.read_schema(pyarrow.py_buffer(message))
             except _FAILURES as failure:
                 raise_interrupt(failure)
                 raise GrainmillError(f"{stored.name}: schema: {failure}") from None
@@ -339,9 +346,14 @@ class ArrowFiles:
                     f"{stored.name}: has the columns {_listed(whole)}, "
                     f"expected {_listed(self._whole)}"
                 )
-            self._files.append(_File(path, index))
+            self._files.append(_File(path, index, message))
         self._columns = columns_of(self._whole, names)
+        # What files in buckets are now, so that another version is noticed, in workers, too.
+        self._infos: Infos | None = None
         self._start()
+        if self._is_far:
+            self._records = self._opened_records(lazy=False)
+            self._infos = self._records.file_infos()
 
     def _start(self) -> None:
         counts = np.concatenate([np.diff(file.index.starts) for file in self._files])
@@ -350,7 +362,7 @@ class ArrowFiles:
         self._firsts = np.cumsum([0, *(len(file.index.batches) for file in self._files)])
         self._lock = threading.Lock()
         self._stored: dict[int, _Mapped | _Far] = {}
-        self._records: _native.RecordFiles | None = None
+        self._records = None
         self._kept: OrderedDict[int, _Batch] = OrderedDict()
         self._kept_bytes = 0
         self._flights: weakref.WeakValueDictionary[int, _Flight] = weakref.WeakValueDictionary()
@@ -361,7 +373,7 @@ class ArrowFiles:
         self._is_far = any(file.is_far for file in self._files)
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("_names", "_cache_bytes", "_files", "_whole", "schema", "_columns")
+        names = ("_names", "_cache_bytes", "_files", "_whole", "schema", "_columns", "_infos")
         return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -445,11 +457,13 @@ class ArrowFiles:
             self._mapped_is_slow = num_faults() > faults_before
         except _FAILURES as failure:
             raise_interrupt(failure)
+            if isinstance(failure, OSError):
+                raise  # of the storage, with its place
             if len(request) > 1:  # to name the row
                 return [
                     row for at in range(len(request)) for row in self.read(request[at : at + 1])
                 ]
-            if isinstance(failure, GrainmillError | NotImplementedError | FileNotFoundError):
+            if isinstance(failure, GrainmillError | NotImplementedError):
                 raise
             path, row = self.locate(int(request[0]))
             raise GrainmillError(f"{path}: row {row}: {failure}") from failure
@@ -503,8 +517,12 @@ class ArrowFiles:
     def _all_records(self) -> _native.RecordFiles:
         """All batches as records of the engine, which have the same numbers."""
         if self._records is None:
-            self._records = ranges_of([(file.path, file.index.batches) for file in self._files])
+            self._records = self._opened_records(lazy=True)
         return self._records
+
+    def _opened_records(self, *, lazy: bool) -> _native.RecordFiles:
+        ranges = [(file.path, file.index.batches) for file in self._files]
+        return ranges_of(ranges, self._infos, lazy=lazy)
 
     def _stored_of(self, place: int) -> _Mapped | _Far:
         stored = self._stored.get(place)
@@ -549,12 +567,9 @@ class ArrowFiles:
                 message = pyarrow.ipc.read_message(data)
                 batch = pyarrow.ipc.read_record_batch(message, self._whole)
             else:
-                stored = self._stored_of(place)
-                index = file.index
-                before = np.concatenate(
-                    [index.schema[None], index.needed(number - int(self._firsts[place]))]
-                )
-                stream = b"".join([*stored.read_all(before), data])
+                needed = file.index.needed(number - int(self._firsts[place]))
+                before = self._stored_of(place).read_all(needed) if len(needed) else []
+                stream = b"".join([file.schema, *before, data])
                 options = pyarrow.ipc.IpcReadOptions(included_fields=sorted(wanted))
                 batch = pyarrow.ipc.open_stream(stream, options=options).read_next_batch()
                 wanted = [sorted(wanted).index(each) for each in wanted]
