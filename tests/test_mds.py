@@ -229,7 +229,7 @@ def attempt(path):
     try:
         return list(MDSDataSource(path))
     except (GrainmillError, ValueError, FileNotFoundError) as error:
-        if str(path) not in str(error):
+        if f"{path}/" not in str(error):
             raise
         return error
 

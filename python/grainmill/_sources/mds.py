@@ -132,7 +132,10 @@ class MDSDataSource(RecordFilesSource[dict[str, Any]]):
         if missing := [name for name in self._names if name not in known]:
             raise ValueError(f"there is no column {missing[0]!r}; there are {known}")
         self._allow_pickle = allow_pickle
-        self._decoders = self._made_decoders()
+        try:
+            self._decoders = self._made_decoders()
+        except ValueError as failure:
+            raise ValueError(f"{shown(shards[0].path)}: {failure}") from None
         files, self._compression = _stored(shards)
         format_of: tuple[Any, ...] = ("mds",)
         if self._compression is not None:
@@ -149,7 +152,10 @@ class MDSDataSource(RecordFilesSource[dict[str, Any]]):
                     f"column {column.name!r} has pickles, and to load one is to run what it says: "
                     "leave it out by `columns`, or pass `allow_pickle=True` if you trust the data"
                 )
-            decoders[column.name] = decoder_of(column.encoding)
+            try:
+                decoders[column.name] = decoder_of(column.encoding)
+            except ValueError as failure:
+                raise ValueError(f"column {column.name!r}: {failure}") from None
         return decoders
 
     @property
