@@ -339,10 +339,6 @@ impl RecordFile for BagzFile {
         self.records_len
     }
 
-    fn has_groups(&self) -> bool {
-        false
-    }
-
     fn locate(&self, picks: &mut [Pick], latency: Option<&StorageLatency>) -> Result<bool> {
         let offsets = self.offsets.get(latency, |latency| self.load(latency))?;
         offsets.map_or(Ok(false), |offsets| locate_between(&offsets, picks, !self.is_zstd))

@@ -5,11 +5,9 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::chunk_records::ChunkRecords;
-use super::decode_scratch::DecodeScratch;
 use super::format::{Format, OpenedFile};
-use super::record_file::{Pick, RecordFile, as_stored};
-use crate::io::storage::{Reader, StoredFile};
+use super::record_file::{Pick, RecordFile};
+use crate::io::storage::StoredFile;
 use crate::io::storage_latency::StorageLatency;
 use crate::{Error, Result};
 
@@ -79,10 +77,6 @@ impl RecordFile for FixedLenFile {
         self.num_records.saturating_mul(self.record_len)
     }
 
-    fn has_groups(&self) -> bool {
-        false
-    }
-
     fn locate(&self, picks: &mut [Pick], _: Option<&StorageLatency>) -> Result<bool> {
         for pick in picks {
             pick.begin = self.extent.start + pick.record * self.stride;
@@ -91,18 +85,5 @@ impl RecordFile for FixedLenFile {
             pick.predicted_len = u32::try_from(self.record_len).unwrap_or(0);
         }
         Ok(true)
-    }
-
-    fn is_same(&self, _: Reader<'_>) -> Result<bool> {
-        Ok(true) // nothing in values identifies them
-    }
-
-    fn decode<'a>(
-        &self,
-        _: &Pick,
-        raw: &'a mut [u8],
-        scratch: &'a mut DecodeScratch,
-    ) -> Result<ChunkRecords<'a>> {
-        Ok(as_stored(raw, scratch))
     }
 }

@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use super::chunk_records::ChunkRecords;
-use super::decode_scratch::DecodeScratch;
 use super::format::{Format, OpenedFile};
 use super::format_error::FormatError;
 use super::index_cache::IndexHandle;
 use super::offsets::Offsets;
 use super::raw_bytes::grow_to;
-use super::record_file::{Pick, RecordFile, as_stored, locate_between};
+use super::record_file::{Pick, RecordFile, locate_between};
 use crate::io::storage::{Reader, StoredFile};
 use crate::io::storage_latency::StorageLatency;
 use crate::{Error, Result};
@@ -259,25 +257,8 @@ impl RecordFile for MegatronFile {
         self.stored.byte_len()
     }
 
-    fn has_groups(&self) -> bool {
-        false
-    }
-
     fn locate(&self, picks: &mut [Pick], latency: Option<&StorageLatency>) -> Result<bool> {
         let offsets = self.offsets.get(latency, |latency| self.load(latency))?;
         offsets.map_or(Ok(false), |offsets| locate_between(&offsets, picks, true))
-    }
-
-    fn is_same(&self, _: Reader<'_>) -> Result<bool> {
-        Ok(true) // nothing in tokens identifies them
-    }
-
-    fn decode<'a>(
-        &self,
-        _: &Pick,
-        raw: &'a mut [u8],
-        scratch: &'a mut DecodeScratch,
-    ) -> Result<ChunkRecords<'a>> {
-        Ok(as_stored(raw, scratch))
     }
 }

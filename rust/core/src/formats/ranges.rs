@@ -5,11 +5,9 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::chunk_records::ChunkRecords;
-use super::decode_scratch::DecodeScratch;
 use super::format::{Format, OpenedFile};
-use super::record_file::{Pick, RecordFile, as_stored};
-use crate::io::storage::{Reader, StoredFile};
+use super::record_file::{Pick, RecordFile};
+use crate::io::storage::StoredFile;
 use crate::io::storage_latency::StorageLatency;
 use crate::{Error, Result};
 
@@ -55,10 +53,6 @@ impl RecordFile for RangesFile {
         self.ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(range.end - range.start))
     }
 
-    fn has_groups(&self) -> bool {
-        false
-    }
-
     fn locate(&self, picks: &mut [Pick], _: Option<&StorageLatency>) -> Result<bool> {
         for pick in picks {
             let range = usize::try_from(pick.record).ok().and_then(|at| self.ranges.get(at));
@@ -67,18 +61,5 @@ impl RecordFile for RangesFile {
             pick.predicted_len = u32::try_from(range.end - range.start).unwrap_or(0);
         }
         Ok(true)
-    }
-
-    fn is_same(&self, _: Reader<'_>) -> Result<bool> {
-        Ok(true) // nothing in these bytes identifies them
-    }
-
-    fn decode<'a>(
-        &self,
-        _: &Pick,
-        raw: &'a mut [u8],
-        scratch: &'a mut DecodeScratch,
-    ) -> Result<ChunkRecords<'a>> {
-        Ok(as_stored(raw, scratch))
     }
 }

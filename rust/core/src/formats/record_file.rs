@@ -30,7 +30,9 @@ pub trait RecordFile: Any + Debug + Send + Sync {
     fn stored_len(&self) -> u64;
 
     /// Whether chunks may hold several records, so that a decoded chunk may be needed again.
-    fn has_groups(&self) -> bool;
+    fn has_groups(&self) -> bool {
+        false
+    }
 
     /// Sets where the records of `picks`, which are of this file and in rising order, are stored.
     /// If the index is not in memory, reads it and measures `latency`; without that, returns false.
@@ -40,22 +42,29 @@ pub trait RecordFile: Any + Debug + Send + Sync {
     fn locate(&self, picks: &mut [Pick], latency: Option<&StorageLatency>) -> Result<bool>;
 
     /// Whether the file behind `reader`, which has the length and time of this one but another id,
-    /// has the same content.
+    /// has the same content; it has if nothing in the bytes of a format identifies them.
     ///
     /// # Errors
     /// If it cannot be read.
-    fn is_same(&self, reader: Reader<'_>) -> Result<bool>;
+    fn is_same(&self, _reader: Reader<'_>) -> Result<bool> {
+        Ok(true)
+    }
 
-    /// Decodes in place the chunk of `pick` from `raw`, the bytes of its extent.
+    /// Decodes in place the chunk of `pick` from `raw`, the bytes of its extent: without chunks, a record
+    /// stored as it is.
     ///
     /// # Errors
     /// If the chunk is damaged.
     fn decode<'a>(
         &self,
-        pick: &Pick,
+        _pick: &Pick,
         raw: &'a mut [u8],
         scratch: &'a mut DecodeScratch,
-    ) -> Result<ChunkRecords<'a>>;
+    ) -> Result<ChunkRecords<'a>> {
+        let End(ends) = scratch.of();
+        *ends = [raw.len()];
+        Ok(ChunkRecords::new(raw, ends))
+    }
 
     /// Reads the chunk of `pick`, of any length, into `raw` and decodes it. Where the length in the index
     /// may exceed what the file has, it is not trusted before the chunk's header confirms it.
@@ -160,13 +169,6 @@ struct End([usize; 1]);
 
 impl FormatScratch for End {
     fn trim(&mut self) {}
-}
-
-/// The only record of a chunk, which is stored as it is.
-pub(super) fn as_stored<'a>(raw: &'a [u8], scratch: &'a mut DecodeScratch) -> ChunkRecords<'a> {
-    let End(ends) = scratch.of();
-    *ends = [raw.len()];
-    ChunkRecords::new(raw, ends)
 }
 
 /// The result of a direct read: the record, or its destination if the record is not as expected.
