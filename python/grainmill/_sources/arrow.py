@@ -11,11 +11,10 @@ import dataclasses
 import functools
 import importlib
 import itertools
-import operator
 import threading
 import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -33,14 +32,13 @@ from grainmill._sources.arrow_values import (
     without_views,
 )
 from grainmill._sources.mapped_table import MappedTable, num_faults
-from grainmill._sources.paths import expand
 from grainmill._sources.record_files import digest_of
-from grainmill._sources.suffixes import suffixes_of
+from grainmill._sources.row_files import RowFilesSource
 from grainmill._url import absolute, is_url, shown
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from grainmill._native import PendingRead, ReadQueue
 
@@ -57,7 +55,7 @@ _FAILURES: Final = (
 )
 
 
-class ArrowDataSource:
+class ArrowDataSource(RowFilesSource):
     """The rows of Arrow IPC files and streams, as one sequence of dicts of columns.
 
     Feather files (of version 2), what `pyarrow.ipc.new_file` and `new_stream` write, and the files
@@ -106,6 +104,8 @@ class ArrowDataSource:
                [5, 6]])}
     """
 
+    _files: ArrowFiles
+
     def __init__(
         self,
         paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -113,20 +113,8 @@ class ArrowDataSource:
         columns: Sequence[str] | None = None,
         cache_bytes: int = _DEFAULT_CACHE_BYTES,
     ) -> None:
-        self._paths = expand(paths, suffixes=suffixes_of("arrow"))
-        if isinstance(columns, str):
-            raise ValueError(f"`columns` must be a sequence of names, got {columns!r}")
-        self._columns = None if columns is None else [str(name) for name in columns]
-        if self._columns == []:
-            raise ValueError("`columns` must name at least one column, got none")
-        if cache_bytes < 0:
-            raise ValueError(f"`cache_bytes` must be at least 0, got {cache_bytes}")
+        super().__init__(paths, columns, cache_bytes, file_format="arrow")
         self._files = ArrowFiles(self._paths, self._columns, cache_bytes)
-
-    @property
-    def paths(self) -> list[str]:
-        """The paths of the files, as given."""
-        return list(self._paths)
 
     @property
     def batch_lens(self) -> list[int]:
@@ -146,31 +134,6 @@ class ArrowDataSource:
 
     def __len__(self) -> int:
         return len(self._files)
-
-    def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
-        return self.__getitems__([record_key])[0]
-
-    # Unless a subclass overrides `__getitem__`, pipelines read `_files` in blocks instead.
-    _getitem_of_rows = __getitem__
-
-    def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
-        """Reads many rows at once, in the order of their keys.
-
-        Args:
-            record_keys: From 0 to `len(self) - 1`, in any order.
-
-        Raises:
-            IndexError: A key is out of range.
-        """
-        keys = [operator.index(key) for key in record_keys]
-        for key in keys:
-            if not 0 <= key < len(self):
-                raise IndexError(f"row {key} is out of range for {len(self)} rows")
-        return self._files.read(np.array(keys, np.int64)) if keys else []
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for index in range(len(self)):
-            yield self[index]
 
     def _index_tree(self, leaf: tuple[Any, ...]) -> tuple[Any, ...]:
         """The order of the rows, as the engine sees it."""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import operator
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from grainmill import _native
-from grainmill._sources.paths import expand
-from grainmill._sources.suffixes import suffixes_of
+from grainmill._sources.row_files import RowFilesSource
 from grainmill._url import absolute, identified
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 _DEFAULT_CACHE_BYTES = 512 << 20
 _INT96_UNITS = ("s", "ms", "us", "ns")
@@ -28,7 +26,7 @@ def check_int96_unit(unit: object) -> None:
         raise ValueError(f"`coerce_int96_timestamp_unit` must be one of {units}, got {unit!r}")
 
 
-class ParquetDataSource:
+class ParquetDataSource(RowFilesSource):
     """The rows of Parquet files, as one sequence of dicts from column names to values.
 
     It can be indexed from 0 to `len(source) - 1`; other positions raise an `IndexError`. Pipelines
@@ -102,18 +100,11 @@ class ParquetDataSource:
         coerce_int96_timestamp_unit: str | None = None,
         max_page_bytes: int | None = None,
     ) -> None:
-        self._paths = expand(paths, suffixes=suffixes_of("parquet"))
+        super().__init__(paths, columns, cache_bytes, file_format="parquet")
         # Absolute, as a worker may open them from another directory.
         self._sources: list[tuple[str, int | None]] = [
             (absolute(path), None) for path in self._paths
         ]
-        if isinstance(columns, str):
-            raise ValueError(f"`columns` must be a sequence of names, got {columns!r}")
-        self._columns = None if columns is None else [str(name) for name in columns]
-        if self._columns == []:
-            raise ValueError("`columns` must name at least one column, got none")
-        if cache_bytes < 0:
-            raise ValueError(f"`cache_bytes` must be at least 0, got {cache_bytes}")
         if shuffle_seed is not None and not 0 <= shuffle_seed < 2**32:
             raise ValueError(f"`shuffle_seed` must be in [0, 2**32), got {shuffle_seed}")
         if shuffle_window < 1:
@@ -144,11 +135,6 @@ class ParquetDataSource:
         return self._opened
 
     @property
-    def paths(self) -> list[str]:
-        """The paths of the files, as given."""
-        return list(self._paths)
-
-    @property
     def row_group_lens(self) -> list[int]:
         """The number of rows of each row group, of all files in their order."""
         return [count for counts in self._files.row_group_lens() for count in counts]
@@ -161,33 +147,8 @@ class ParquetDataSource:
     def __len__(self) -> int:
         return self._len
 
-    def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
-        return self.__getitems__([record_key])[0]
-
-    # Unless a subclass overrides `__getitem__`, pipelines read `_files` in blocks instead.
-    _getitem_of_rows = __getitem__
-
-    def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
-        """Reads many rows at once, in the order of their keys.
-
-        Args:
-            record_keys: From 0 to `len(self) - 1`, in any order.
-
-        Raises:
-            IndexError: A key is out of range.
-        """
-        keys = [operator.index(key) for key in record_keys]
-        for key in keys:
-            if not 0 <= key < self._len:
-                raise IndexError(f"row {key} is out of range for {self._len} rows")
-        index = np.array(keys, dtype=np.int64)
-        if self._shuffle_seed is not None and keys:
-            index = self._shuffled(index)
-        return self._files.read(index) if keys else []
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for index in range(len(self)):
-            yield self[index]
+    def _in_files(self, keys: Any) -> Any:
+        return keys if self._shuffle_seed is None else self._shuffled(keys)
 
     def _shuffled(self, index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Any:
         if self._order is None:
