@@ -7,7 +7,6 @@ are written, and what an interrupted run leaves, is the business of `outputs`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import time
@@ -22,7 +21,6 @@ from grainmill._url import identified, is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from grainmill._files import formats
     from grainmill._files.bucket_outputs import BucketOutputs
@@ -107,6 +105,8 @@ class Conversion:
         self._shards = shards
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        # More files than that may be open, and read ahead.
+        self._may_copy = threading.BoundedSemaphore(request.num_threads)
         self._failure: BaseException | None = None
         self._byte_len = self._bytes_read = 0.0
         self._num_records = self._num_done = 0
@@ -176,8 +176,7 @@ class Conversion:
             if shard.name in kept:
                 copying.skip(shard.count)
             else:
-                threads = self._request.num_threads
-                self._write(shard, copying, threads, contextlib.nullcontext())
+                self._write(shard, copying, self._request.num_threads)
 
     def _by_shard(self, todo: list[Shard]) -> None:
         """Writes shards in threads of their own, each with its part of the engine's."""
@@ -188,7 +187,6 @@ class Conversion:
         is_far = any(is_url(path) for path in self._inputs)
         # One thread writes file after file.
         num_open = min(_MAX_FAR if is_far and num_threads > 1 else num_threads, len(todo))
-        may_copy = threading.BoundedSemaphore(max(1, num_copying))
 
         def next_shard() -> tuple[Shard | None, int]:
             nonlocal num_left
@@ -206,7 +204,7 @@ class Conversion:
                 copying = self._opened(shard.inputs)
                 copying.skip(shard.first)
                 copying.start(shard.count, max(_MIN_BLOCKS, _MAX_BLOCKS // num_open))
-                self._write(shard, copying, threads, may_copy)
+                self._write(shard, copying, threads)
                 with self._lock:
                     num_left -= 1
 
@@ -253,17 +251,11 @@ class Conversion:
         if self._failure is not None:
             raise self._failure
 
-    def _write(
-        self,
-        shard: Shard,
-        copying: Copying,
-        threads: int,
-        may_copy: AbstractContextManager[object],
-    ) -> None:
-        """Writes one output; records are copied in `may_copy`."""
+    def _write(self, shard: Shard, copying: Copying, threads: int) -> None:
+        """Writes one output, whose records are copied when a thread may."""
         writing = self._outputs.open(shard)
         try:
-            with may_copy:
+            with self._may_copy:
                 copied = self._copy(shard, copying, writing.records, threads)
             writing.finish(copied, lambda path: self._check(path, copied))
         except BaseException:
