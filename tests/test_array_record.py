@@ -272,14 +272,17 @@ def test_chunks_kept_for_many_sources_stay_within_one_budget(tmp_path):
         from grainmill.sources import ArrayRecordDataSource
         sources = [ArrayRecordDataSource([path]) for path in sys.argv[1:]]
         mixed = grain.MapDataset.mix([grain.MapDataset.source(source) for source in sources])
-        found = []
+        found, in_caller = [], grain.ReadOptions(num_threads=0)
         for budget in (1 << 28, 1 << 19):
             _native.set_chunk_budget(budget)
-            most = 0
-            for at, record in enumerate(mixed.to_iter_dataset(grain.ReadOptions(num_threads=0))):
-                assert record == b"%05d" % (at // 40) * 200
-                if at % 64 == 0:
-                    most = max(most, _native.chunk_bytes())
+            is_slow = True
+            while is_slow:  # storage, or so it seems where another program had the core
+                most, is_slow = 0, False
+                for at, record in enumerate(mixed.to_iter_dataset(in_caller)):
+                    assert record == b"%05d" % (at // 40) * 200
+                    if at % 64 == 0:
+                        most = max(most, _native.chunk_bytes())
+                        is_slow |= any(source._files.is_slow for source in sources)
             found.append((most, _native.chunk_bytes()))
         del mixed, sources, record
         gc.collect()
