@@ -18,7 +18,8 @@ from grainmill._evaluate import fused, fused_blocks
 from grainmill._iterators import metering
 from grainmill._stats import meters, users_iterators
 from grainmill._stats.meters import LoopMeter, StageMeter
-from grainmill._stats.verdict import verdict_on
+from grainmill._stats.recorded import StageReport
+from grainmill._stats.verdict import _computes, verdict_on
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.sources import ArrayRecordDataSource
 
@@ -616,16 +617,21 @@ def test_positions_and_elements_do_not_depend_on_tracking():
         grain.config.update("py_debug_mode", value=False)
 
 
-def test_stage_timing_counts_all_elements():
+def tracked(ds):
+    """All its pulls are timed."""
     options = grain.experimental.DatasetOptions(
         execution_tracking_mode=grain.experimental.ExecutionTrackingMode.STAGE_TIMING
     )
+    return grain.experimental.WithOptionsIterDataset(ds, options)
+
+
+def test_stage_timing_counts_all_elements():
     read = MapDataset.range(3000).map(lambda x: x + 1).to_iter_dataset(CALLER)
     maps = read.map(lambda x: x).map(lambda x: x).batch(4)
     filters = read.map(lambda x: x).filter(lambda x: x % 2).map(lambda x: x).filter(lambda x: x % 3)
 
     def counts(ds):
-        stats = drained(grain.experimental.WithOptionsIterDataset(ds, options)).stats()
+        stats = drained(tracked(ds)).stats()
         return [stage["elements"] for stage in stats["stages"]]
 
     assert counts(maps) == [750, 3000, 3000, 3000, 3000, 3000]
@@ -669,6 +675,29 @@ def test_function_that_waits(threads):
     assert kind_of(iterator) == "function"
     assert "`sleeping" in iterator.verdict()
     assert "num_threads" in iterator.verdict()
+
+
+@pytest.mark.parametrize(("cpu_s", "computes"), [(0.001, False), (0.006, False), (0.019, True)])
+def test_functions_that_wait_in_16_threads_are_bound_by_the_lock_once_they_need_it(cpu_s, computes):
+    """They wait at the same time: what they compute of the time of one call says little."""
+    meter = StageMeter()
+    meter.add(64, 64 * 0.005 + cpu_s, cpu_s)
+    meter.min_s = 0.005
+    stage = StageReport(0, None, [], meter, cost_s=64 * 0.005 / 16, lanes=16)
+    assert _computes(stage) == computes
+
+
+@pytest.mark.parametrize("threads", [0, 4])
+def test_what_the_pipeline_computes_while_it_is_asked_is_not_the_consumers(threads):
+    read = ReadOptions(num_threads=threads, prefetch_buffer_size=max(1, threads))
+    ds = MapDataset.range(300).map(sleeping if threads else computing).to_iter_dataset(read)
+    iterator, end, asking_s = iter(tracked(ds)), object(), 0.0
+    element = None
+    while element is not end:
+        started_s = time.thread_time()
+        element = next(iterator, end)
+        asking_s += time.thread_time() - started_s
+    assert report_on(iterator).consumer_s < asking_s / 2
 
 
 def test_function_that_computes_in_the_caller():

@@ -49,6 +49,7 @@ class PullMeter:
         self._on_start = on_start
         self._recorder = recorder
         self.timer = CallTimer(recorder.share)
+        self._of_all = StageMeter()
         self._away: deque[tuple[float, int]] = deque(maxlen=2 * _ENOUGH_AWAY)
         self._timed: list[Stage] = []
         self._calls: list[TimedCall] = []
@@ -194,6 +195,12 @@ class PullMeter:
             meter.cpu_s += factor * times.imag
             self._added[meter] = (1 + factor) * elements, (1 + factor) * times
 
+    @property
+    def cpu_s(self) -> float:
+        """The CPU seconds of the pulls of `stage`, those of the stages upstream included."""
+        self.update()
+        return self._of_all.cpu_s
+
     def stop(self) -> None:
         """Makes pulls cost nothing again."""
         for stage in self._timed:
@@ -279,14 +286,15 @@ class PullMeter:
         calls = self._calls
 
         def timed_pull(*limits: int) -> Any:
-            num_elements = 0
+            num_elements = num_pulled = 0
             call = TimedCall(of_spec)
             calls.append(call)
             started = both_clocks()
             try:
                 pulled = pull(*limits)
                 if is_last:
-                    self._num_pulled += len(pulled.elements)
+                    num_pulled = len(pulled.elements)
+                    self._num_pulled += num_pulled
                 if of_spec is not None:
                     num_elements = len(pulled.elements)
             finally:
@@ -301,6 +309,8 @@ class PullMeter:
                 if meter is not None:
                     own_s = own.imag if waits else own.real
                     self._pulls.append((meter, num_elements, own_s, own.imag))
+                if is_last:
+                    self._pulls.append((self._of_all, num_pulled, elapsed.real, elapsed.imag))
             if of_spec is not None and num_elements:
                 if pulled.finish is None:
                     self._look_at(pulled.elements, of_spec)

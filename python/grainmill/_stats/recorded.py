@@ -37,6 +37,7 @@ class StageReport:
         meter: Its counts and times; their sums over threads and workers.
         is_prefetch: Whether stages behind it run in other threads or processes.
         cost_s: Its own seconds: of computing, and of waits that its functions caused.
+        lanes: How many threads wait in its functions at a time, if `cost_s` is divided by it.
         wait_s: Seconds in which its consumer waited for it, where it prefetches.
         start_s: Seconds of that in which workers were started.
         ahead: Elements that are prefetched now, where it prefetches.
@@ -54,6 +55,7 @@ class StageReport:
     meter: StageMeter
     is_prefetch: bool = False
     cost_s: float = 0.0
+    lanes: float = 1.0
     wait_s: float = 0.0
     start_s: float = 0.0
     ahead: int = 0

@@ -73,10 +73,12 @@ class Consumer(NamedTuple):
 
     Attributes:
         times: Its times since it first asked.
+        of_pulls_cpu_s: The CPU seconds of that in which it pulled, so the pipeline's.
         away_s: See `PullMeter`.
     """
 
     times: ThreadTimes
+    of_pulls_cpu_s: float
     away_s: float
 
 
@@ -109,10 +111,11 @@ def collected(
         if runs_plans(stage.node):
             set_self_time(stages, stage)
     limit_steps(stages, work_s, storage_s)
+    not_pulling_cpu_s = consumer.times.cpu_s - consumer.of_pulls_cpu_s
     running_s, consumer = _without_start(recorded, elapsed_s, consumer)
     of_next = thread_times(stages, 0) if stages else 0j
     lazy = lazy_times(stages, stages[0]) if stages else 0j
-    own_cpu_s = max(0.0, consumer.times.cpu_s - of_next.imag)
+    own_cpu_s = max(0.0, min(not_pulling_cpu_s, consumer.times.cpu_s - of_next.imag))
     away_s = math.inf
     if consumer.away_s < math.inf:
         away_s = max(0.0, consumer.away_s * elements - lazy.real)

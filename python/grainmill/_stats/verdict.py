@@ -251,13 +251,16 @@ def _computes(stage: StageReport) -> bool:
     if not meter.total_s or not meter.elements:
         return True
     cpu_s = meter.cpu_s / meter.elements
-    return meter.cpu_s >= _COMPUTES * stage.cost_s or cpu_s >= _COMPUTES * meter.min_s
+    # Threads that wait at the same time leave the lock free until what they compute needs it.
+    share = min(LOCK_BOUND, _COMPUTES * stage.lanes)
+    return meter.cpu_s >= share * stage.cost_s or cpu_s >= _COMPUTES * meter.min_s
 
 
 def _waiting(stage: StageReport) -> str:
     if _computes(stage):
         return ""
-    return f", {1 - min(1.0, stage.meter.cpu_s / stage.cost_s):.0%} of it waiting"
+    computing = min(1.0, stage.meter.cpu_s / (stage.lanes * stage.cost_s))
+    return f", {1 - computing:.0%} of it waiting"
 
 
 def _subject(stage: StageReport) -> str:

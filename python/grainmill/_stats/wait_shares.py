@@ -41,7 +41,8 @@ def set_costs(stages: Sequence[StageReport], threads: Threads) -> None:
             if not is_bound:
                 stage.cost_s += waits_s
             elif least_s > _WAITS * meter.cpu_s:
-                stage.cost_s = least_s / max(1.0, lanes)
+                stage.lanes = max(1.0, lanes)
+                stage.cost_s = least_s / stage.lanes
         if isinstance(stage.node, random_access.Source):
             storage_s = stage.storage_s * (_computing_share(stages, stage) if is_bound else 1.0)
             stage.cost_s = max(stage.cost_s, storage_s + meter.cpu_s)

@@ -42,5 +42,9 @@ def report_on(iterator: Any) -> Report:
         iterator._recorder,  # noqa: SLF001
         activity.elapsed_s,
         elements,
-        Consumer(activity.times, iterator._consumer_away_s),  # noqa: SLF001
+        Consumer(
+            activity.times,
+            iterator._meter.cpu_s,  # noqa: SLF001
+            iterator._consumer_away_s,  # noqa: SLF001
+        ),
     )
