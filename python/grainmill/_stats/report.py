@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grainmill._stats.recorded import Recorded
 from grainmill._stats.stage_times import (
     add_read,
+    blocks_of_workers,
     lazy_times,
     limit_steps,
     runs_plans,
@@ -97,8 +98,6 @@ def collected(
     recorded = Recorded(output, recorder)
     stages, reads = recorded.stages, recorded.reads()
     of_workers = [report.reads for stage in stages for report in stage.workers.values()]
-    work_s = sum(read.work_s for _, read in reads) + sum(numbers[0] for numbers in of_workers)
-    storage_s = sum(read.storage_s for _, read in reads) + sum(each[1] for each in of_workers)
     totals = [recorded.files(), *(numbers[2:] for numbers in of_workers)]
     storage = tuple(map(sum, zip(*totals, strict=True)))
     for stage in stages:
@@ -106,6 +105,9 @@ def collected(
     for by_stage in (recorded.reads_by_stage(), recorded.reads_of_workers):
         for number, read in by_stage.items():
             add_read(stages, stages[number], read)
+    blocks = sum((blocks_of_workers(stage) for stage in stages), 0j)
+    work_s = sum(read.work_s for _, read in reads) + blocks.real
+    storage_s = sum(read.storage_s for _, read in reads) + blocks.imag
     subtract_lazy(stages)
     for stage in reversed(stages):
         if runs_plans(stage.node):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from grainmill._plan import random_access
@@ -77,8 +78,8 @@ def add_read(  # noqa: PLR0912 - one case for each place where time is not measu
             found.meter.scale(read.fill.taken_share)
             found.meter.elements *= read.fill.taken_share
     _count(stages, stage, max(read.elements, sum(report.elements for report in in_workers)))
-    work_s = read.work_s + sum(report.reads[0] for report in in_workers)
-    storage_s = read.storage_s + sum(report.reads[1] for report in in_workers)
+    of_workers = blocks_of_workers(stage)
+    work_s, storage_s = read.work_s + of_workers.real, read.storage_s + of_workers.imag
     steps_s = sum(found.meter.total_s for found in behind)
     steps_cpu_s = sum(found.meter.cpu_s for found in behind)
     cpu_s = read.cpu_s
@@ -117,6 +118,17 @@ def add_read(  # noqa: PLR0912 - one case for each place where time is not measu
     source.meter.total_s += max(0.0, work_s - steps_s) + storage_s
     source.meter.cpu_s += max(0.0, cpu_s - steps_cpu_s)
     source.storage_s += storage_s
+
+
+def blocks_of_workers(stage: StageReport) -> complex:
+    """The seconds that workers of `stage` spent on blocks, and waited in them for storage.
+
+    They report a few times a second: what they have not reported yet cost the same.
+    """
+    reports = stage.workers.values()
+    reported = sum(report.elements for report in reports)
+    times = sum((complex(*report.reads[:2]) for report in reports), 0j)
+    return times * max(1.0, stage.meter.elements / (reported or math.inf))
 
 
 def has_loop(source: StageReport) -> bool:
