@@ -215,7 +215,7 @@ iterator = iter(grain.MapDataset.source(source).to_iter_dataset())
 rows = [next(iterator) for _ in range(3)]
 time.sleep(1)  # what is read ahead
 assert [int(row["id"]) for row in rows] == [0, 1, 2], rows
-assert sum(len(row["name"]) for row in iterator) == 5000 * (200_000 - 3)
+assert sum(len(row["name"]) for row in iterator) == 40_000 * (25_000 - 3)
 print((peak() - before) >> 10)
 """
 
@@ -224,14 +224,14 @@ print((peak() - before) >> 10)
 def test_memory_is_limited_where_a_dictionary_repeats_long_values(
     server, tmp_path, write_statistics
 ):
-    # 200,000 rows of 5,000 bytes are less than 200 kB in the file.
+    # 25,000 rows of 40,000 bytes, a gigabyte, are few bytes in the file.
     rng = np.random.default_rng(0)
-    values = pa.array([rng.bytes(2500).hex() for _ in range(20)])
-    numbers = pa.array(rng.integers(0, 20, 200_000, np.int32))
+    values = pa.array([rng.bytes(20_000).hex() for _ in range(20)])
+    numbers = pa.array(rng.integers(0, 20, 25_000, np.int32))
     names = pa.DictionaryArray.from_arrays(numbers, values)
-    table = pa.table({"id": pa.array(np.arange(200_000)), "name": names})
+    table = pa.table({"id": pa.array(np.arange(25_000)), "name": names})
     path = tmp_path / "x.parquet"
-    options = {"row_group_size": 20_000, "write_page_index": True, "store_schema": False}
+    options = {"row_group_size": 2_500, "write_page_index": True, "store_schema": False}
     pq.write_table(table, path, write_statistics=write_statistics, **options)
     server.put("/x.parquet", path.read_bytes())
     server.latency_s = LATENCY_S
