@@ -9,6 +9,7 @@ from pathlib import Path
 
 import effort
 import pytest
+import warm_python
 from under_test import IS_GRAIN
 from waits import becomes
 
@@ -101,6 +102,13 @@ def _no_workers_are_left():
     if not becomes(_are_gone, 0.5):
         gc.collect()
         assert becomes(_are_gone), "tests of this file have left workers"
+
+
+@pytest.fixture(scope="session")
+def jax_python(tmp_path_factory):
+    """A command for programs with JAX, and what its environment has to have besides."""
+    with warm_python.started(tmp_path_factory.mktemp("python")) as found:
+        yield found
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,6 +15,7 @@ import re
 import socket
 import subprocess
 import sys
+import sysconfig
 import types
 from pathlib import Path
 
@@ -103,10 +104,10 @@ def sessions(body):
 
 
 def result_of(command):
-    binaries = str(Path(sys.executable).parent)
+    binaries = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
     with socket.create_server(("localhost", 0)) as free:
         port = str(free.getsockname()[1])
-    path = binaries + os.pathsep + os.environ["PATH"]
+    path = os.pathsep.join([*binaries, os.environ["PATH"]])
     environment = dict(os.environ, PATH=path, PORT=port)
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, env=environment, check=False

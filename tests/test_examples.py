@@ -13,45 +13,47 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(program, *options, cwd, python=sys.executable):
-    environment = dict(os.environ, JAX_PLATFORMS="cpu")
-    # So that the process that resumes need not compile the same again.
-    environment["JAX_COMPILATION_CACHE_DIR"] = str(cwd / "compiled")
-    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    done = subprocess.run(
-        [python, str(EXAMPLES / program), *options],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(tmp_path, jax_python):
+    """Runs a program in `tmp_path` and returns what it prints."""
+
+    def run(program, *options, python=jax_python[0]):
+        done = subprocess.run(
+            [python, str(EXAMPLES / program), *options],
+            cwd=tmp_path,
+            env={**os.environ, **jax_python[1]},
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 # Takes the time of JAX and its compiler, as do those that follow: they train models.
-def test_text_example_resumes_with_equal_batches(tmp_path):
-    found = run("text_pipeline.py", "--quick", cwd=tmp_path)
+def test_text_example_resumes_with_equal_batches(run, tmp_path):
+    found = run("text_pipeline.py", "--quick")
     assert "its 6 batches are bit-identical" in found
     assert (tmp_path / ".cache/text_pipeline/resumed.json").exists()
 
 
-def test_image_example_learns(tmp_path):
-    found = run("images.py", "--quick", cwd=tmp_path)
+def test_image_example_learns(run):
+    found = run("images.py", "--quick")
     before, after = (float(x) for x in re.findall(r"accuracy .*: ([\d.]+)%", found))
     assert after > max(before, 40)
     assert "the next batch is bit-identical" in found
 
 
-def test_image_folders_example_learns_the_same_from_one_file(tmp_path):
+def test_image_folders_example_learns_the_same_from_one_file(run):
     program = "image_folders.py"
-    from_folders = run(program, "--steps", "60", cwd=tmp_path)
+    from_folders = run(program, "--steps", "60")
     accuracies = re.findall(r"accuracy ([\d.]+)%", from_folders)
     assert len(accuracies) == 5
     assert float(accuracies[-1]) > 80
-    from_one_file = run(program, "--steps", "60", "--convert", cwd=tmp_path)
+    from_one_file = run(program, "--steps", "60", "--convert")
     assert re.findall(r"accuracy ([\d.]+)%", from_one_file) == accuracies
 
 
@@ -70,8 +72,8 @@ def test_image_folders_example_takes_folders_of_any_images(tmp_path):
         program["listed"](tmp_path / "class_0")
 
 
-def test_mixture_example_trains_from_a_bucket_and_resumes(tmp_path):
-    found = run("mixture_from_buckets.py", "--steps", "20", cwd=tmp_path)
+def test_mixture_example_trains_from_a_bucket_and_resumes(run):
+    found = run("mixture_from_buckets.py", "--steps", "20")
     assert "70% from 2 files: s3://corpus/web/*.array_record" in found
     assert "30% from 2 files: s3://corpus/code/*.tfrecord" in found
     first, last = map(float, re.findall(r"loss ([\d.]+)", found))
@@ -80,17 +82,17 @@ def test_mixture_example_trains_from_a_bucket_and_resumes(tmp_path):
 
 
 # Six processes, one after another in pairs, that import JAX and Orbax.
-def test_hosts_example_goes_on_where_it_stopped(tmp_path):
-    found = run("hosts_with_orbax.py", "--steps", "12", cwd=tmp_path)
+def test_hosts_example_goes_on_where_it_stopped(run):
+    found = run("hosts_with_orbax.py", "--steps", "12")
     assert "stopped after step 6" in found
     assert "went on with step 5" in found  # the last step that was saved is 4
     assert "all losses are those of a run that never stopped" in found
 
 
-def test_torch_example_resumes_or_says_what_it_needs(tmp_path):
+def test_torch_example_resumes_or_says_what_it_needs(run):
     program = "torch_loop.py"
     python = os.environ.get("GRAINMILL_PYTHON_WITH_MORE", sys.executable)
-    found = run(program, "--steps", "20", cwd=tmp_path, python=python)
+    found = run(program, "--steps", "20", python=python)
     if "needs PyTorch" not in found:
         assert "resumed at step 10: all 10 losses are the same" in found
 

@@ -16,17 +16,18 @@ SMALL = {"RECORDS": "1500", "BATCHES": "4", "BATCH_SIZE": "8", "WORKERS": "2", "
 TEXTS = [*sorted(pages.DOCS.glob("*.md")), *NOTEBOOKS, ROOT / "README.md"]
 
 
-def run_page(path, cwd, timeout=240):
+def run_page(path, cwd, jax_python, timeout=240):
+    python, environment = jax_python
     environment = dict(
         os.environ,
-        JAX_PLATFORMS="cpu",
+        **environment,
         KERAS_BACKEND="jax",
         # Several devices on one machine, for the pages that divide batches.
         XLA_FLAGS="--xla_force_host_platform_device_count=8",
         PYTHONPATH=os.pathsep.join(sys.path),
     )
     return subprocess.run(
-        [sys.executable, str(ROOT / "tests/pages.py"), str(path)],
+        [python, str(ROOT / "tests/pages.py"), str(path)],
         cwd=cwd,
         env=environment,
         capture_output=True,
@@ -39,8 +40,8 @@ def run_page(path, cwd, timeout=240):
 # Beam starts processes that import it, and Ray a cluster; Keras takes seconds to import; the page
 # on the command line runs twenty programs.
 @pytest.mark.parametrize("page", [*pages.pages(), ROOT / "README.md"], ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs(page, tmp_path):
-    done = run_page(page, tmp_path)
+def test_the_code_of_a_page_runs(page, tmp_path, jax_python):
+    done = run_page(page, tmp_path, jax_python)
     assert done.returncode == 0, done.stderr
 
 
@@ -62,22 +63,54 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("text", "complaint"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_on_a_page_is_found(text, complaint, tmp_path):
+def test_what_is_wrong_on_a_page_is_found(text, complaint, tmp_path, jax_python):
     page = tmp_path / "page.md"
     page.write_text(text)
-    done = run_page(page, tmp_path)
+    done = run_page(page, tmp_path, jax_python)
     assert done.returncode == 1
     assert complaint in done.stderr
 
 
-def test_blocks_of_a_page_share_their_names(tmp_path):
+def test_blocks_of_a_page_share_their_names(tmp_path, jax_python):
     page = tmp_path / "page.md"
     page.write_text(
         "```python\nnumber = 41\n```\n\nmore\n\n```python\nprint(number + 1)\nprint('and so on')\n"
         '```\n\n```text title="Output"\n42\n...\n```\n'
     )
-    done = run_page(page, tmp_path)
+    done = run_page(page, tmp_path, jax_python)
     assert done.returncode == 0, done.stderr
+
+
+# The comment is what the command asks for.
+PROGRAM = """
+import atexit, os, sys  # import jax
+import grainmill
+atexit.register(print, "at the end")
+print(__name__, __file__, sys.argv, sys.path[0], os.getcwd(), os.environ["SAID"], sys.stdin.read())
+print(grainmill.__file__)
+sys.stdout.flush()
+exec(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "1 / 0", "os.kill(os.getpid(), 9)"])
+def test_programs_that_find_jax_imported_run_as_others(end, tmp_path, jax_python):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ends = [
+        subprocess.run(
+            [python, "program.py", end],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SAID": end},
+            input="typed",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for python in (sys.executable, jax_python[0])
+    ]
+    found = [(done.returncode, done.stdout, done.stderr.splitlines()[-1:]) for done in ends]
+    assert found[0] == found[1]
+    assert "typed" in found[0][1]
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)

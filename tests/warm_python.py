@@ -1,0 +1,141 @@
+"""A Python that has imported JAX, Flax and Orbax, which programs of many tests take longest for.
+
+`warm_python.py SERVER` imports them, then forks a process for each program that it is asked for.
+Who asks is a command that stands for the interpreter, made by `started`: it passes its arguments,
+its environment, folder and standard files on, and ends as the program does. The tested package is
+not among what is imported. In `make test-long`, programs are started as users do.
+"""
+
+import contextlib
+import gc
+import importlib
+import marshal
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+from effort import LONG
+
+MODULES = ["jax.numpy", "flax.nnx", "optax", "orbax.checkpoint"]
+# Programs without JAX get the interpreter itself.
+COMMAND = """#!{python} -IS
+import marshal, os, signal, socket, sys
+
+def imports_jax(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            return "import jax" in file.read()
+    except (OSError, ValueError):
+        return False
+
+arguments = sys.argv[1:]
+if not (arguments and arguments[0].endswith(".py") and any(map(imports_jax, arguments))):
+    os.execv({python!r}, [{python!r}, *arguments])
+request = marshal.dumps((__file__, arguments, os.getcwd(), dict(os.environ)))
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({server!r})
+    socket.send_fds(server, [len(request).to_bytes(8, "little")], [0, 1, 2])
+    server.sendall(request)
+    status = int(server.recv(100))
+if status < 0:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+os._exit(status)
+"""
+
+
+@contextlib.contextmanager
+def started(folder):
+    """A command in place of `sys.executable`, and what its environment has to have besides."""
+    # The programs of a page, or of an example, compile much the same.
+    environment = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    if LONG:
+        yield sys.executable, environment
+        return
+    server, command = f"warm Python of {os.getpid()}", folder / "python"
+    command.write_text(COMMAND.format(python=sys.executable, server=f"\0{server}"), "utf-8")
+    command.chmod(0o755)
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with subprocess.Popen(
+        [sys.executable, __file__, server],
+        env={**inherited, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.readline() == b"ready\n"
+        yield str(command), environment
+        process.stdin.close()
+
+
+def serve(name):
+    """Forks a process for each request, until standard input ends; returns in programs only."""
+    for module in MODULES:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        print("ready", flush=True)
+        while listener in select.select([listener, sys.stdin], [], [])[0]:
+            connection = listener.accept()[0]
+            if os.fork() == 0:
+                listener.close()
+                return asked(connection)
+            connection.close()
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+    sys.exit()
+
+
+def asked(connection):
+    """Forks the program, in which it returns the request, and says how that ended."""
+    size, files, _, _ = socket.recv_fds(connection, 8, 3)
+    with connection.makefile("rb") as rest:
+        request = marshal.loads(rest.read(int.from_bytes(size, "little")))
+    program = os.fork()
+    if program == 0:
+        connection.close()
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        return request
+    for file in files:
+        os.close(file)
+    ended = os.pidfd_open(program)
+    if ended not in select.select([ended, connection], [], [])[0]:
+        os.kill(program, signal.SIGKILL)  # as who asked has been
+    status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+    with contextlib.suppress(BrokenPipeError):
+        connection.sendall(b"%d" % status)
+    os._exit(0)
+
+
+def run(command, arguments, cwd, environment, site):
+    """Runs a program as the interpreter does."""
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.executable = command
+    sys.argv = arguments
+    sys.orig_argv = [command, *arguments]
+    program = Path(arguments[0]).absolute()
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path = [str(program.parent), *filter(None, paths), *site]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = str(program)
+    exec(compile(program.read_bytes(), main.__file__, "exec"), vars(main))
+
+
+if __name__ == "__main__":
+    run(*serve(sys.argv[1]), site=sys.path[1:])
