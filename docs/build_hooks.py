@@ -147,8 +147,12 @@ def _text_of(output):
 
 
 def on_post_build(config):
-    """Fails if a page would make a browser load something from elsewhere."""
-    for path in sorted(Path(config.site_dir).rglob("*")):
+    """Adds to the search; fails if a page would make a browser load something from elsewhere."""
+    site = Path(config.site_dir)
+    (search,) = site.glob("assets/javascripts/workers/search.*.js")
+    added = (Path(config.docs_dir) / "javascripts/exact_titles.js").read_text("utf-8")
+    search.write_text(added + search.read_text("utf-8"), "utf-8")
+    for path in sorted(site.rglob("*")):
         if path.suffix not in {".html", ".css", ".svg"}:
             continue
         text = path.read_text("utf-8")

@@ -9,10 +9,11 @@ const script = fs.readdirSync(workers).find(name => /^search\..*\.js$/.test(name
 const index = JSON.parse(fs.readFileSync(path.join(site, "search/search_index.json"), "utf-8"))
 const queries = JSON.parse(fs.readFileSync(0, "utf-8"))
 
-let receive
+const listeners = []
+const receive = message => Promise.all(listeners.map(listener => listener(message)))
 const answers = []
 globalThis.self = globalThis
-globalThis.addEventListener = (_, listener) => { receive = listener }
+globalThis.addEventListener = (_, listener) => listeners.push(listener)
 globalThis.postMessage = message => answers.push(message)
 eval(fs.readFileSync(path.join(workers, script), "utf-8"))
 

@@ -23,9 +23,9 @@ QUERIES = {
     "datasets": ["shuffle", "batch", "epochs"],
     "datasets_advanced": ["packing", "mixture"],
     "dataloader": ["dataloader"],
-    "parsing": ["ParseExample", "parse json"],
+    "parsing": ["parse json"],
     "images": ["images", "jpeg", "resize", "augmentation"],
-    "image_folders": ["image folder", "imagefolder", "FolderDataSource"],
+    "image_folders": ["image folder", "imagefolder"],
     "audio_video": ["audio", "video", "wav"],
     "csv": ["csv", "pandas", "excel"],
     "tfrecord": ["tfrecord"],
@@ -54,6 +54,15 @@ QUERIES = {
     "security": ["security", "pickle"],
 }
 EXPECTED = {query: f"{page}.html" for page, queries in QUERIES.items() for query in queries}
+# Classes that have the name of a guide.
+GUIDES = {"DataLoader": "dataloader.html"}
+CLASSES = {
+    name
+    for module in public_docs.modules()
+    for name in module.__all__
+    if isinstance(value := getattr(module, name), type)
+    and value.__name__ == name  # others are described by that name
+}
 # Older names of classes of `grainmill.checkpoint`, where Orbax is installed.
 LISTED_BY_CODE = {"PyGrainCheckpointRestore", "PyGrainCheckpointSave"}
 
@@ -74,7 +83,7 @@ def found(site):
     node = str(Path(wheel.__file__).parent / "bin/node")
     done = subprocess.run(
         [node, str(ROOT / "tests/site_search.js"), str(site)],
-        input=json.dumps([*EXPECTED]),
+        input=json.dumps([*EXPECTED, *CLASSES, *(f"grain.{name}" for name in CLASSES)]),
         capture_output=True,
         text=True,
         check=True,
@@ -86,6 +95,14 @@ def found(site):
 def test_search_finds_the_page_first(query, found):
     assert found[query], "nothing"
     assert found[query][0].partition("#")[0] == EXPECTED[query], found[query][:4]
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_search_finds_the_page_of_a_class_first(name, found):
+    for query in (name, f"grain.{name}"):
+        first = found[query][0].partition("#")[0]
+        if first != GUIDES.get(name):
+            assert re.fullmatch(rf"reference/[\w.]+/{name}\.html", first), found[query][:4]
 
 
 def test_what_pages_are_searched_for_names_pages():
