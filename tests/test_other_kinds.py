@@ -22,8 +22,8 @@ from bucket_server import BucketServer
 from PIL import Image
 from scipy.io import netcdf_file
 
-from grainmill import files
-from grainmill._files import other_kinds
+from grainmill import experimental, files, sources
+from grainmill._sources import other_kinds
 from grainmill._tools.console import ExitCode
 from grainmill._tools.main import main
 
@@ -157,6 +157,7 @@ def test_file_is_named_with_what_to_use(title, name, make, tmp_path, capsys):
 
 def delta(path):
     (path / "_delta_log").mkdir(parents=True)
+    (path / "_delta_log/00000000000000000000.json").write_text("{}")
     (path / "part-0.parquet").write_bytes(b"")
 
 
@@ -209,6 +210,55 @@ def test_directory_is_named_with_what_to_use(title, tmp_path, capsys):
     for call in (files.detect_format, files.find_files):
         with pytest.raises(ValueError, match=re.escape(kind.do)):
             call(path)
+
+
+MISLEADING = [
+    kind for kind in other_kinds.KINDS if kind.title in DIRECTORIES and not kind.has_own_reader
+]
+SOURCES = [
+    sources.ParquetDataSource,
+    sources.ArrowDataSource,
+    sources.ArrayRecordDataSource,
+    sources.NpyDataSource,
+    lambda path: sources.TokensDataSource(path, dtype=np.uint16, length=4),
+    experimental.ParquetIterDataset,
+]
+
+
+@pytest.mark.parametrize("kind", MISLEADING, ids=lambda kind: kind.title)
+def test_sources_refuse_directories_whose_files_are_not_what_they_have(kind, tmp_path):
+    path = tmp_path / "found"
+    DIRECTORIES[kind.title](path)
+    for source in SOURCES:
+        for given in (path, f"{path}/", [path]):
+            with pytest.raises(ValueError, match=re.escape(f"{path}")) as refused:
+                source(given)
+            assert f"{kind.title}, which is not read as records: {kind.do}" in str(refused.value)
+    # A pattern says which files are meant.
+    if kind.title == "a directory of Hive partitions":
+        assert len(sources.ParquetDataSource(f"{path}/*/*.parquet")) == TABLE.num_rows
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in MISLEADING if not kind.key_of_index], ids=lambda kind: kind.title
+)
+def test_sources_refuse_such_directories_in_buckets(kind, tmp_path, monkeypatch):
+    path = tmp_path / "found"
+    DIRECTORIES[kind.title](path)
+    with BucketServer() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        for file in path.rglob("*"):
+            if file.is_file():
+                server.put(f"/bucket/found/{file.relative_to(path)}", file.read_bytes())
+        with pytest.raises(ValueError, match=re.escape(kind.do)):
+            sources.ParquetDataSource("s3://bucket/found/")
+
+
+def test_names_beside_each_other_are_no_such_directory():
+    for names in ([], ["a.parquet"], ["year=1/a", "b.parquet"], ["metadata/a.json"], ["x/.zarray"]):
+        assert other_kinds.of_names(names) is None, names
 
 
 def test_every_kind_is_tried():

@@ -284,8 +284,9 @@ def expand_paths(paths: PathLike | Sequence[PathLike]) -> list[str]:
         paths: A path, a `FileInstruction`, or a sequence of them.
 
     Raises:
-        ValueError: The argument is empty or of an unsupported type, or a range is reversed or
-            concerns several files.
+        ValueError: The argument is empty or of an unsupported type, a range is reversed or
+            concerns several files, or a directory is a table of Delta Lake or another whose files
+            are not its records.
         FileNotFoundError: A pattern matches no file, or a directory has none.
 
     Example:

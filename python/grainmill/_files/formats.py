@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from grainmill import _native, sources
-from grainmill._files import other_kinds
 from grainmill._files.messages import Argument, Message, check_choice
+from grainmill._sources import other_kinds
 from grainmill._sources.suffixes import COMPRESSED, EXTENSIONS
 from grainmill._url import identified, is_url, shown
 
@@ -252,7 +252,7 @@ def _check_readable(path: str) -> None:
 
 
 def _check_directory(place: Path) -> None:
-    kind = other_kinds.of_directory(place) if place.is_dir() else None
+    kind = other_kinds.of_directory(str(place)) if place.is_dir() else None
     if kind is not None:
         raise ValueError(kind.message(str(place)))
 

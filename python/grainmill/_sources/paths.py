@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from grainmill import _native
+from grainmill._sources import other_kinds
 from grainmill._url import absolute, is_url
 from grainmill._url import shown as shown_path
 
@@ -109,7 +110,8 @@ def expand(paths: Any, *, suffixes: Sequence[str] = (), looks_up: bool = True) -
 
     Raises:
         ValueError: The argument, or an element, has an unsupported type; there is none; a range is
-            reversed, or is one of several files.
+            reversed, or is one of several files; a directory is of a kind that is not read, such as
+            a table of Delta Lake.
         FileNotFoundError: No file matches a pattern, or is in a directory.
     """
     found = []
@@ -194,10 +196,16 @@ def _files(path: str, suffixes: Sequence[str], *, looks_up: bool) -> list[str]:
 
 
 def _in_directory(path: str, suffixes: Sequence[str]) -> list[str]:
+    _check_kind(other_kinds.of_directory(path), path)
     with os.scandir(path) as entries:
         names = sorted(entry.name for entry in entries if not entry.is_dir())
     files = [os.path.join(path, name) for name in _data_files(names, suffixes)]  # noqa: PTH118
     return _not_empty(files, path, f"the directory has no {_kind(suffixes)}")
+
+
+def _check_kind(kind: other_kinds.Kind | None, path: str) -> None:
+    if kind is not None and not kind.has_own_reader:
+        raise ValueError(kind.message(shown_path(path)))
 
 
 def _data_files(names: Iterable[str], suffixes: Sequence[str]) -> list[str]:
@@ -271,6 +279,7 @@ def _objects(url: str, suffixes: Sequence[str]) -> list[str]:
         return _shards(url, shards, _matching)
     if url.endswith("/"):
         names = {found[len(url) :]: found for found in list_objects(url)}
+        _check_kind(other_kinds.of_names(names), url)
         data = _data_files(sorted(name for name in names if name and "/" not in name), suffixes)
         return _not_empty([names[name] for name in data], url, f"there is no {_kind(suffixes)} in")
     if not _MAGIC.search(url):

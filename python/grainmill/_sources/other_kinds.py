@@ -1,24 +1,24 @@
 """What nothing here reads: how it is recognised, and what to use instead.
 
-By the first bytes of a file, by the end of its name, or by what a directory has in it.
+By the first bytes of a file, by the end of its name, or by what a directory has in it. The files of
+such a directory are refused by all sources, which would read other records than it has.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import fnmatch
+import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Collection
 
 _UNPACKED = "decompress it"
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind of files or directories.
 
     Attributes:
@@ -28,7 +28,10 @@ class Kind:
         section: That of its section, if it has one.
         begins: A regular expression for the first bytes.
         ends: What names end with, in lower case.
-        has: Whether a directory is of this kind.
+        has: Whether a directory is of this kind, given the paths below it; those of directories,
+            if there are any, end with `/`.
+        key_of_index: What the file `index.json` of such a directory has in it, if it has one.
+        has_own_reader: Whether sources read its files in a way of their own.
         whatever_name: Whether it is one even where the name says a format that is read.
     """
 
@@ -38,7 +41,9 @@ class Kind:
     section: str = ""
     begins: bytes = b""
     ends: tuple[str, ...] = ()
-    has: Callable[[Path], bool] | None = None
+    has: Callable[[Collection[str]], bool] | None = None
+    key_of_index: bytes = b""
+    has_own_reader: bool = False
     whatever_name: bool = False
 
     def message(self, path: str) -> str:
@@ -52,22 +57,13 @@ def _recipe(title: str, do: str, section: str, **recognised: Any) -> Kind:
     return Kind(title, do, "Recipes for other files", section, **recognised)
 
 
-def _index_has(key: bytes) -> Callable[[Path], bool]:
-    def has(directory: Path) -> bool:
-        with contextlib.suppress(OSError):
-            return key in (directory / "index.json").read_bytes()
-        return False
-
-    return has
+def _matches(*patterns: str) -> Callable[[Collection[str]], bool]:
+    return lambda names: any(fnmatch.filter(names, each) for each in patterns)
 
 
-def _matches(*patterns: str) -> Callable[[Path], bool]:
-    return lambda directory: any(next(directory.glob(each), None) for each in patterns)
-
-
-def _has_partitions(directory: Path) -> bool:
-    shown = (entry for entry in directory.iterdir() if not entry.name.startswith((".", "_")))
-    return {"=" in entry.name and entry.is_dir() for entry in shown} == {True}
+def _has_partitions(names: Collection[str]) -> bool:
+    shown = (name.partition("/") for name in names if not name.startswith((".", "_")))
+    return {"=" in first and bool(split) for first, split, _ in shown} == {True}
 
 
 # The first that recognises something decides, so what others consist of comes last.
@@ -187,7 +183,7 @@ KINDS = (
         "a table of Delta Lake",
         "`deltalake` says which of its files belong to a version",
         "Delta Lake",
-        has=_matches("_delta_log"),
+        has=_matches("_delta_log/*"),
     ),
     _recipe(
         "an Iceberg table",
@@ -201,9 +197,7 @@ KINDS = (
         "Zarr",
         has=_matches("zarr.json", ".zarray", ".zgroup"),
     ),
-    _recipe(
-        "a data set of LitData", "read it by `litdata`", "LitData", has=_index_has(b'"chunks"')
-    ),
+    _recipe("a data set of LitData", "read it by `litdata`", "LitData", key_of_index=b'"chunks"'),
     _recipe(
         "a directory of Hive partitions",
         "`pyarrow.dataset` finds its files and the values of their columns",
@@ -214,16 +208,35 @@ KINDS = (
         "a data set that Hugging Face saved",
         "`datasets.load_from_disk` opens it for `HuggingFaceDataSource`",
         "Hugging Face",
-        has=lambda directory: all(
-            (directory / f"{n}.json").is_file() for n in ("state", "dataset_info")
-        ),
+        has=lambda names: {"state.json", "dataset_info.json"} <= {*names},
+        has_own_reader=True,
     ),
 )
 
 
-def of_directory(path: Path) -> Kind | None:
+def of_directory(path: str) -> Kind | None:
     """The kind of a directory, if it is one of these."""
-    return next((kind for kind in KINDS if kind.has is not None and kind.has(path)), None)
+    below, found = (os.path.join(path, name) for name in ("metadata", "index.json"))  # noqa: PTH118
+    names, index = [*_entries(path), *(f"metadata/{name}" for name in _entries(below))], b""
+    with contextlib.suppress(OSError), open(found, "rb") as file:  # noqa: PTH123 - see paths.py
+        index = file.read()
+    return of_names(names, index)
+
+
+def _entries(path: str) -> list[str]:
+    """The names in a directory; those of directories end with `/`."""
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        return [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
+    return []
+
+
+def of_names(names: Collection[str], index: bytes = b"") -> Kind | None:
+    """The kind of a directory with these paths below it, and what its `index.json` has in it."""
+    for kind in KINDS:
+        is_named = kind.has is not None and kind.has(names)
+        if is_named or (kind.key_of_index and kind.key_of_index in index):
+            return kind
+    return None
 
 
 def of_file(path: str, first: bytes) -> Kind | None:
