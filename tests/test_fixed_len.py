@@ -246,6 +246,32 @@ def bucket(monkeypatch):
         yield server
 
 
+def test_headers_of_many_files_in_a_bucket_are_read_concurrently(bucket):
+    """One after the other, they would take two requests' time for each."""
+    urls = []
+    for number in range(40):
+        file = io.BytesIO()
+        np.save(file, np.arange(number + 1, dtype=np.int32))
+        bucket.put(f"/bucket/{number}.npy", file.getvalue())
+        urls.append(f"s3://bucket/{number}.npy")
+    bucket.keeps, bucket.max_active = 20, 0
+    source = NpyDataSource(urls)
+    assert bucket.max_active >= 20
+    bucket.keeps = 0
+    tokens = TokensDataSource(urls, length=1)
+    rows = np.concatenate([np.arange(number + 1, dtype=np.int32) for number in range(40)])
+    np.testing.assert_array_equal(source.__getitems__(range(len(rows))), rows)
+    assert (len(source), len(tokens)) == (len(rows), len(rows))
+    bucket.put("/bucket/7.npy", b"\x93NUMPY")
+    with pytest.raises(grain.GrainmillError, match=r"s3://bucket/7\.npy: header at byte 0"):
+        NpyDataSource(urls)
+    with pytest.raises(FileNotFoundError, match=r"bucket/none\.npy"):
+        NpyDataSource([*urls, "s3://bucket/none.npy"])
+    np.save(file := io.BytesIO(), np.zeros(0, np.int32))
+    bucket.put("/bucket/7.npy", file.getvalue())
+    assert len(NpyDataSource(urls)) == len(source) - 8
+
+
 def test_files_in_buckets_are_those_on_disk(bucket):
     tokens = np.random.default_rng(1).integers(0, 50_000, 20_000).astype(np.uint16)
     for name, save in (("a.npy", np.save), ("a.npz", np.savez)):

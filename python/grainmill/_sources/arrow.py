@@ -14,7 +14,7 @@ import itertools
 import threading
 import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from grainmill._sources.arrow_values import (
     without_views,
 )
 from grainmill._sources.mapped_table import MappedTable, num_faults
-from grainmill._sources.record_files import digest_of
+from grainmill._sources.record_files import digest_of, ranges_of
 from grainmill._sources.row_files import RowFilesSource
 from grainmill._url import absolute, is_url, shown
 
@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grainmill._native import PendingRead, ReadQueue
-
-    Ranges: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
-    Infos: TypeAlias = list[tuple[int, int, int]]
+    from grainmill._sources.record_files import Infos, Ranges
 
 _DEFAULT_CACHE_BYTES: Final = 512 << 20
 # What a batch costs whose values stay in the file.
@@ -193,17 +191,6 @@ class _Far:
 
     def read_all(self, ranges: Ranges) -> Sequence[Any]:
         return ranges_of([(self._path, ranges)]).read(np.arange(len(ranges)))
-
-
-def ranges_of(
-    ranges: Sequence[tuple[str, Ranges]], file_infos: Infos | None = None, *, lazy: bool = True
-) -> _native.RecordFiles:
-    """Ranges of files as records, which the engine reads; a file may be there twice."""
-    # The engine knows files by the paths that it shows, which have no secrets.
-    known = {shown(path): [(begin, end) for begin, end in each.tolist()] for path, each in ranges}
-    files = [(path, 0, len(each)) for path, each in ranges]
-    file_format = _native.Format.ranges(known)
-    return _native.RecordFiles(files, lazy=lazy, file_infos=file_infos, file_format=file_format)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from grainmill._interrupts import raise_interrupt
-from grainmill._native import FileBytes, GrainmillError
+from grainmill._native import FileBytes, GrainmillError, object_identities
 from grainmill._sources.paths import expand_ranges
-from grainmill._sources.record_files import RecordFilesSource
+from grainmill._sources.record_files import RecordFilesSource, ranges_of
 from grainmill._sources.suffixes import EXTENSIONS
-from grainmill._url import absolute, identified, shown
+from grainmill._url import absolute, identified, is_url, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,7 +146,7 @@ class TokensDataSource(FixedLenSource):
             raise ValueError(f"`header_bytes` must not be negative, got {header_bytes}")
         files = expand_ranges(paths, suffixes=(".bin", _NPY))
         names = dict.fromkeys(file.path for file in files)
-        stored = {path: _stored(path) for path in names if _ends_with(path, _NPY)}
+        stored = _all_stored([path for path in names if _ends_with(path, _NPY)])
         if dtype is None:
             if len(stored) < len(names):
                 path = next(path for path in names if path not in stored)
@@ -196,7 +196,7 @@ class NpyDataSource(FixedLenSource):
 
     def __init__(self, paths: Paths, *, array: str | None = None) -> None:
         files = expand_ranges(paths, suffixes=(_NPY, _NPZ))
-        stored = {path: _stored(path, array) for path in dict.fromkeys(f.path for f in files)}
+        stored = _all_stored(list(dict.fromkeys(file.path for file in files)), array)
         first = next(iter(stored.values()))
         for path, each in stored.items():
             if (each.dtype, each.shape[1:]) != (first.dtype, first.shape[1:]):
@@ -206,15 +206,35 @@ class NpyDataSource(FixedLenSource):
         super().__init__(files, stored, first.dtype, shape, stride=math.prod(shape))
 
 
-def _stored(path: str, array: str | None = None) -> _Stored:
-    """The array in a `.npy` file, or the one of that name in a `.npz` file."""
-    file = FileBytes(absolute(path))
-    begin, end, name = 0, len(file), shown(path)
-    if _ends_with(path, _NPZ):
-        begin, end, member = _member(file, name, array)
-        name = f"{name}: {member}"
-    file.seek(begin)
-    head = io.BytesIO(file.read(min(end - begin, _MAX_HEADER_LEN)))
+def _all_stored(paths: list[str], array: str | None = None) -> dict[str, _Stored]:
+    """The array in each `.npy` file, or the one of that name in each `.npz` file.
+
+    The headers of `.npy` files in buckets are read concurrently.
+    """
+    known = {}
+    far = [path for path in paths if is_url(path) and not _ends_with(path, _NPZ)]
+    if len(far) > 1:
+        lens = [byte_len for byte_len, *_ in object_identities(far)]
+        heads = [np.array([[0, min(byte_len, _MAX_HEADER_LEN)]]) for byte_len in lens]
+        read = ranges_of(list(zip(far, heads, strict=True))).read(np.arange(len(far)))
+        known = dict(zip(far, zip(lens, read, strict=True), strict=True))
+    return {path: _stored(path, array, known.get(path)) for path in paths}
+
+
+def _stored(path: str, array: str | None, known: tuple[int, bytes] | None) -> _Stored:
+    """The array in a file, of which the length and the first bytes may be `known`."""
+    begin, name = 0, shown(path)
+    if known is not None:
+        end, first = known
+    else:
+        file = FileBytes(absolute(path))
+        end = len(file)
+        if _ends_with(path, _NPZ):
+            begin, end, member = _member(file, name, array)
+            name = f"{name}: {member}"
+        file.seek(begin)
+        first = file.read(min(end - begin, _MAX_HEADER_LEN))
+    head = io.BytesIO(first)
     try:
         shape, is_fortran, dtype = _header(head)
     except Exception as error:  # whatever the text in it makes of NumPy's parser

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from grainmill._index_file import FileEntry
 
     Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+    Ranges: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+    Infos: TypeAlias = list[tuple[int, int, int]]
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 # The name of a constructor of the engine's `Format`, and its arguments; `None` is ArrayRecord.
@@ -177,6 +179,17 @@ def digest_of(paths: Sequence[str], arguments: tuple[Any, ...]) -> str:
     identities = [identified(path) for path in paths]
     text = "".join(f"{len(path)}:{path}" for path in identities) + repr(arguments)
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:40]
+
+
+def ranges_of(
+    ranges: Sequence[tuple[str, Ranges]], file_infos: Infos | None = None, *, lazy: bool = True
+) -> _native.RecordFiles:
+    """Ranges of files as records, which the engine reads; a file may be there twice."""
+    # The engine knows files by the paths that it shows, which have no secrets.
+    known = {shown(path): [(begin, end) for begin, end in each.tolist()] for path, each in ranges}
+    files = [(path, 0, len(each)) for path, each in ranges]
+    file_format = _native.Format.ranges(known)
+    return _native.RecordFiles(files, lazy=lazy, file_infos=file_infos, file_format=file_format)
 
 
 class ScannedFilesSource(RecordFilesSource[Element_co]):
