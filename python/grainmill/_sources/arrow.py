@@ -63,7 +63,8 @@ class ArrowDataSource(RowFilesSource):
     Local files are mapped into memory. Where batches are not compressed, a row costs the pages that
     hold it; compressed batches, by LZ4 or Zstandard, and those in buckets, are read and decoded as
     a whole and kept, up to `cache_bytes`. Of a stream, which has no index, the headers of all
-    batches are read once, one after the other.
+    batches are read once, one after the other; in a bucket, that reads the stream as a whole, many
+    requests at a time, unless batches have more than 4 MiB.
 
     Values are those of `ParquetDataSource`: NumPy scalars, `datetime64`, `str`, `bytes`, arrays for
     lists, dicts for structures, `None` for null. Values of dictionaries are what they stand for.

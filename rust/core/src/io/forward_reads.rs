@@ -26,6 +26,8 @@ const MIN_PIECE_LEN: u64 = 256 << 10;
 const MAX_IN_PROCESS: u64 = 256 << 20;
 /// How much is read at once from slow storage that starts no reads.
 const SLOW_LEN: u64 = 8 << 20;
+/// Who goes on so little behind the end of the window will find the next place in it, once it has grown.
+const NEAR: u64 = 4 << 20;
 /// A longer wait makes the window grow.
 const LONG_WAIT: Duration = Duration::from_millis(1);
 
@@ -150,7 +152,7 @@ impl ForwardReads {
         while self.pieces.front().is_some_and(|first| first.range.end <= at) {
             let is_last = self.pieces.len() == 1;
             let end = self.pieces.pop_front().map_or(0, |first| first.range.end);
-            if is_last && end < at {
+            if is_last && end + NEAR < at {
                 self.window = FIRST_WINDOW;
             }
         }
@@ -283,6 +285,29 @@ mod tests {
                 reads.pieces.iter().map(|piece| piece.range.end - piece.range.start).sum();
             assert!(held <= 2 * MAX_WINDOW + (8 << 20), "{held}");
             assert!(held > MAX_WINDOW, "{held}");
+        }
+    }
+
+    #[test]
+    fn places_near_each_other_are_read_ahead_and_those_far_away_are_not() {
+        let _turn = IN_TURN.lock().unwrap();
+        let latency = StorageLatency::default();
+        latency.expect_slow();
+        let (reader, byte_len) = (Reader::new(&Far, &latency), 1 << 30);
+        for (step, is_near) in
+            [(1 << 20, true), (4 << 20, true), (6 << 20, false), (20 << 20, false)]
+        {
+            let mut reads = ForwardReads::default();
+            let mut num_ahead = 0;
+            for number in 0..30 {
+                let at = number * step;
+                num_ahead += u32::from(reads.pieces.iter().any(|piece| piece.range.contains(&at)));
+                let mut out = [255; 100];
+                reads.read(reader, &mut out, at, byte_len).unwrap();
+                assert_eq!(out, [(at >> 20).to_le_bytes()[0]; 100]);
+            }
+            let least = if is_near { 20..=30 } else { 0..=0 };
+            assert!(least.contains(&num_ahead), "{num_ahead} of 30 with {step} bytes in between");
         }
     }
 
