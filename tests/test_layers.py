@@ -22,7 +22,7 @@ CORE_LAYERS = [
     {"bytes", "error", "sync", "url", "varint"},
     {"lock"},
     {"interrupt", "parse", "platform", "process", "write_prefetcher"},
-    {"compute", "try_alloc", "shared_memory"},
+    {"compute", "timeline", "try_alloc", "shared_memory"},
     {"order"},
     {"batch", "pack"},
     {"io"},

@@ -1,6 +1,8 @@
 """Timelines: what is on them, and that they have the format of Chrome's trace events."""
 
 import contextlib
+import gzip
+import io
 import json
 import os
 import threading
@@ -8,7 +10,11 @@ import time
 from collections import defaultdict
 
 import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from bucket_server import BucketServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +24,7 @@ from grainmill._evaluate.prefetch.thread_pool import NumberedThread, Turns
 from grainmill._stats import meters, timeline
 from grainmill._stats.trace_file import text_of
 from grainmill._tools import main
+from grainmill.array_record import ArrayRecordWriter
 
 pytestmark = pytest.mark.better_than_grain("traces are ours")
 
@@ -27,9 +34,20 @@ COMMON = {"name": str, "ph": str, "pid": int, "tid": int}
 FIELDS = {
     "X": {**COMMON, "cat": str, "ts": (int, float), "dur": (int, float)},
     "C": {**COMMON, "cat": str, "ts": (int, float), "args": dict},
+    **{key: {**COMMON, "cat": str, "ts": (int, float), "id": str, "args": dict} for key in "be"},
     "M": {**COMMON, "args": dict},
 }
-CATEGORIES = {"function", "block", "stage", "consumer", "wait", "idle", "read", "transfer"}
+CATEGORIES = {
+    "function",
+    "block",
+    "stage",
+    "consumer",
+    "wait",
+    "idle",
+    "read",
+    "transfer",
+    "decode",
+}
 
 
 def checked(path):
@@ -55,7 +73,30 @@ def checked(path):
     assert {event["pid"] for event in events} <= named
     assert {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"} <= lanes
     assert not overlaps(events)
+    for process in {event["pid"] for event in events}:
+        check_reads([event for event in events if event["pid"] == process])
     return events
+
+
+def check_reads(events):
+    """What the events of a process have of reads: requests have one end, and a counter adds up."""
+    begins, ends = ({one["id"]: one for one in events if one["ph"] == phase} for phase in "be")
+    assert begins.keys() == ends.keys()
+    assert len(begins) == sum(event["ph"] == "b" for event in events)
+    spans = [(begins[number]["ts"], ends[number]["ts"]) for number in begins]
+    spans += [
+        (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event["ph"] == "X" and event["name"] == "read"
+    ]
+    shown = [event for event in events if event["ph"] == "C" and event["name"] == "reads in flight"]
+    for event in shown:
+        at = event["ts"]
+        # Microseconds have been rounded to nanoseconds.
+        number = sum(began <= at + 1e-6 and at + 1e-6 < round(ended, 3) for began, ended in spans)
+        assert event["args"] == {"reads in flight": number}
+    assert bool(shown) == any(began < ended for began, ended in spans)
+    assert not shown or shown[-1]["args"]["reads in flight"] == 0
 
 
 def overlaps(events):
@@ -328,6 +369,85 @@ def test_slices_that_take_too_little_are_left_out_until_they_add_up(monkeypatch)
     events = json.loads(text_of(taken))["traceEvents"]
     for category in ("block", "consumer"):  # the slow ones are there
         assert sum(event["dur"] >= 20_000 for event in slices(events, category)) == 2
+
+
+def file_of(kind, directory):
+    """A file of a kind, and the elements that take long to decode together."""
+    rng = np.random.default_rng(0)
+    path = directory / f"file.{kind}"
+    if kind == "array_record":
+        with ArrayRecordWriter(str(path), "group_size:100,zstd") as writer:
+            for _ in range(3000):
+                writer.write(rng.bytes(1000).hex().encode())
+        return path, grain.sources.ArrayRecordDataSource(str(path))
+    if kind == "parquet":
+        pq.write_table(pa.table({"x": rng.integers(0, 1000, 300_000)}), path, row_group_size=30_000)
+        return path, grain.sources.ParquetDataSource(str(path))
+    if kind == "jsonl.gz":
+        lines = b"".join(b'{"x": "%s"}\n' % rng.bytes(500).hex().encode() for _ in range(3000))
+        path.write_bytes(gzip.compress(lines))
+        return path, grain.sources.JsonLinesIterDataset(str(path))
+    image = io.BytesIO()
+    PIL.Image.fromarray(rng.integers(0, 255, (400, 400, 3), np.uint8)).save(image, "png")
+    return None, MapDataset.source([image.getvalue()] * 8).map(grain.transforms.DecodeImage())
+
+
+@pytest.mark.parametrize("where", ["caller", "threads", "workers"])
+@pytest.mark.parametrize("kind", ["array_record", "parquet", "jsonl.gz", "png"])
+def test_decoding_is_shown_with_its_file(kind, where, tmp_path):
+    path, source = file_of(kind, tmp_path)
+    options = {"caller": INLINE, "threads": ReadOptions(), "workers": ReadOptions(num_workers=2)}
+    ds = source
+    if not isinstance(source, grain.IterDataset):
+        ds = source if isinstance(source, MapDataset) else MapDataset.source(source).shuffle(3)
+        ds = ds.map(lambda x: x).to_iter_dataset(options[where])
+    elif where == "workers":
+        ds = ds.map(lambda x: x).mp_prefetch(grain.MultiprocessingOptions(num_workers=1))
+    with grain.trace(tmp_path / "trace.json"), contextlib.closing(iter(ds)) as iterator:
+        assert sum(1 for _ in iterator) > 1
+    events = checked(tmp_path / "trace.json")
+    decoded = [event for event in slices(events, "decode") if event["ph"] == "X"]
+    assert decoded
+    for event in decoded:
+        arguments = event["args"]
+        assert arguments.get("file") == (None if path is None else str(path))
+        size = len(source[0]) * 3 if path is None else path.stat().st_size
+        assert 0 < arguments.get("offset", 0) + arguments["bytes"] <= max(size, 10**6)
+    assert any(event["pid"] != os.getpid() for event in decoded) == (where == "workers")
+
+
+def test_reads_of_buckets_are_shown_and_how_many_are_in_flight(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAINMILL_CACHE_DIR", str(tmp_path))
+    path = tmp_path / "a.array_record"
+    with ArrayRecordWriter(str(path), "group_size:1,uncompressed") as writer:
+        for number in range(60):
+            writer.write(np.random.default_rng(number).bytes(50_000))
+    with BucketServer(latency_s=0.03) as server:
+        server.put("/a.array_record", path.read_bytes())
+        url = f"{server.url}/a.array_record"
+        with grain.trace(tmp_path / "trace.json"):
+            source = grain.sources.ArrayRecordDataSource(f"{url}?token=secret")
+            assert sum(1 for _ in MapDataset.source(source).shuffle(1).to_iter_dataset()) == 60
+    events = checked(tmp_path / "trace.json")
+    reads = [event for event in events if event["ph"] == "b"]
+    ends = {event["id"]: event["ts"] for event in events if event["ph"] == "e"}
+    assert {event["args"]["file"] for event in reads} == {f"{url}?..."}
+    assert sum(event["args"]["bytes"] for event in reads) >= 60 * 50_000
+    assert all(ends[event["id"]] - event["ts"] >= 30_000 for event in reads)
+    numbers = [event["args"].get("reads in flight", 0) for event in events if event["ph"] == "C"]
+    assert max(numbers) > 5
+    assert "secret" not in (tmp_path / "trace.json").read_text("utf-8")
+
+
+def test_the_engine_keeps_no_more_events_than_asked_for(tmp_path):
+    _, source = file_of("array_record", tmp_path)
+    ds = MapDataset.source(source).shuffle(3).repeat(4).to_iter_dataset(INLINE)
+    with grain.trace(tmp_path / "trace.json", max_events=3):
+        for _ in ds:
+            pass
+    events = checked(tmp_path / "trace.json")
+    assert len([event for event in events if event["ph"] in "Xb"]) <= 3
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["dropped_events"] > 0
 
 
 PROGRAM = """

@@ -58,6 +58,8 @@ __all__ = [
     "derived_seed",
     "dicts_of",
     "die_with_parent",
+    "drain_timeline",
+    "end_timeline",
     "features",
     "fill_columns",
     "index_budget",
@@ -85,6 +87,7 @@ __all__ = [
     "shared_index_bytes",
     "shown_path",
     "slot_of",
+    "take_timeline",
     "thread_times",
     "verify_array_record",
     "waited_s",
@@ -371,6 +374,11 @@ class ReadQueue:
 
 def keep_large_blocks() -> None: ...
 def waited_s() -> float: ...
+def take_timeline(max_events: int) -> None: ...
+def end_timeline() -> None: ...
+def drain_timeline() -> tuple[
+    list[tuple[str, int, str | None, str, int, int, float, float]], int
+]: ...
 def redacted(text: str) -> str: ...
 def shown_path(path: str) -> str: ...
 def read_object(path: str | os.PathLike[str]) -> bytes: ...

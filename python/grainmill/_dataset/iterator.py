@@ -521,6 +521,7 @@ class PipelineDatasetIterator(ShownRunning, DatasetIterator[T_co]):
         now_s = times_s[1]
         if not taken.counters_are_due(now_s):
             return
+        taken.add_engines()
         num_reads, num_bytes, *_ = self._recorder.all_files()
         ahead = sum(read.ahead()[0] for read in self._recorder.all_reads())
         taken.count("ready elements", now_s, ahead)

@@ -2,7 +2,8 @@
 
 Slices come from the places where statistics are taken: those ask for `current` where they have read
 the clocks anyway, or once for a block. So nothing is added where no timeline is taken, and what is
-timed now and then only, as it is short, is on the timeline now and then only.
+timed now and then only, as it is short, is on the timeline now and then only. The engine keeps its
+own, of reads and decoding, until they are asked for.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from grainmill._native import drain_timeline, end_timeline, take_timeline
 from grainmill._plan.node import transform_name
 
 if TYPE_CHECKING:
@@ -37,6 +39,12 @@ _COUNTERS_S: Final = 0.05  # the least seconds between two values of a counter
 # The thread, the kind, when it began and ended, the first element, how many, and another number.
 EVENT: Final = struct.Struct("<qqddqqd")
 COUNTER: Final = "counter"  # the category of counters, whose value is the other number
+READ: Final = "read"
+REQUEST: Final = 0  # the thread of reads that no thread waits for
+
+Kind: TypeAlias = "tuple[str, str] | tuple[str, str, str]"
+"""The name and the category. What the engine does has the path of the file, too, and the offset and
+the bytes in place of the first element and the number of elements."""
 
 
 class WorkerEvents(NamedTuple):
@@ -46,7 +54,7 @@ class WorkerEvents(NamedTuple):
         pid: Its process.
         number: That of the timeline that they are for.
         threads: The names of its threads that are not known yet.
-        kinds: The names and categories of kinds that are not known yet, with their numbers.
+        kinds: The kinds that are not known yet, with their numbers.
         events: What came since it last sent some, as bytes.
         num_dropped: How many of those it has dropped.
     """
@@ -54,7 +62,7 @@ class WorkerEvents(NamedTuple):
     pid: int
     number: int
     threads: dict[int, str]
-    kinds: dict[tuple[str, str], int]
+    kinds: dict[Kind, int]
     events: list[bytes]
     num_dropped: int
 
@@ -66,17 +74,24 @@ class EventsOfProcess:
     than all the rest.
 
     Attributes:
-        kinds: The number of each name with its category.
+        kinds: The number of each kind.
         numbers: Those that are left for others.
         threads: The names of threads.
         events: The events.
     """
 
     def __init__(self, max_events: int) -> None:
-        self.kinds: dict[tuple[str, str], int] = {}
+        self.kinds: dict[Kind, int] = {}
         self.numbers = itertools.count()
         self.threads: dict[int, str] = {}
         self.events: deque[bytes] = deque(maxlen=max_events)
+
+    def number_of(self, kind: Kind) -> int:
+        """The number of a kind."""
+        number = self.kinds.get(kind)
+        if number is None:  # two threads may add kinds at the same time: numbers may be left out
+            number = self.kinds.setdefault(kind, next(self.numbers))
+        return number
 
 
 class Timeline:
@@ -88,6 +103,7 @@ class Timeline:
 
     Attributes:
         pid: The process that created it.
+        max_events: How many are kept of each process.
         number: Tells it from others of this process; in a worker, it is that of the parent's.
         started_s: When it began.
         blocks_s: Seconds of blocks that were left out; who adds theirs to it adds a block once it
@@ -98,14 +114,14 @@ class Timeline:
     def __init__(self, max_events: int = MAX_EVENTS, number: int | None = None) -> None:
         self.pid = os.getpid()
         self.number = next(_numbers) if number is None else number
-        self._max_events = max_events
+        self.max_events = max_events
         self.started_s = time.perf_counter()
         self._own = EventsOfProcess(max_events)
         self._workers: dict[
             int, tuple[int, EventsOfProcess]
         ] = {}  # by process: the worker's number
         self._num_added = itertools.count()
-        self._num_dropped = 0  # by workers
+        self._num_dropped = 0  # by workers and by the engine
         self._num_sent = (0, 0)  # threads and kinds whose names were sent
         self._counters_due_s = 0.0
         self.blocks_s = self.nexts_s = 0.0
@@ -139,12 +155,8 @@ class Timeline:
             thread = self._of_thread.id
         except AttributeError:  # asking the system each time would take as long as all the rest
             thread = self._of_thread.id = threading.get_native_id()
-            # Not by its attribute `name`: threads of a pool note that they were asked for it.
-            named = threading.Thread.name.fget  # type: ignore[attr-defined]
-            own.threads[thread] = named(threading.current_thread())
-        kind = own.kinds.get((name, category))
-        if kind is None:  # two threads may add kinds at the same time: numbers may be left out
-            kind = own.kinds.setdefault((name, category), next(own.numbers))
+            own.threads[thread] = _NAME(threading.current_thread())
+        kind = own.number_of((name, category))
         next(self._num_added)
         own.events.append(EVENT.pack(thread, kind, started_s, ended_s, first, count, value))
 
@@ -171,27 +183,41 @@ class Timeline:
         self._counters_due_s = now_s + _COUNTERS_S
         return True
 
+    def add_engines(self) -> None:
+        """Adds what the engine has kept since it was last asked."""
+        own, (events, num_dropped) = self._own, drain_timeline()
+        self._num_dropped += num_dropped
+        for activity, thread, name, path, offset, byte_len, started_s, ended_s in events:
+            if thread != REQUEST and thread not in own.threads:
+                of_python = {_NUMBER(each): _NAME(each) for each in threading.enumerate()}
+                own.threads[thread] = name or of_python.get(thread, f"thread {thread}")
+            kind = own.number_of((activity, activity, path))
+            next(self._num_added)
+            own.events.append(EVENT.pack(thread, kind, started_s, ended_s, offset, byte_len, 0.0))
+
     def drain(self) -> WorkerEvents:
         """Removes the events, for the parent."""
+        self.add_engines()
         own, (num_threads, num_kinds) = self._own, self._num_sent
         events = [own.events.popleft() for _ in range(len(own.events))]
         threads, kinds = list(own.threads.items()), list(own.kinds.items())
         self._num_sent = len(threads), len(kinds)
         added, self._num_added = next(self._num_added), itertools.count()
+        num_dropped, self._num_dropped = self._num_dropped + added - len(events), 0
         return WorkerEvents(
             self.pid,
             self.number,
             dict(threads[num_threads:]),
             dict(kinds[num_kinds:]),
             events,
-            added - len(events),
+            num_dropped,
         )
 
     def add_worker(self, worker: int, sent: WorkerEvents) -> None:
         """Adds what a worker has sent, unless that is for a timeline before."""
         if sent.number != self.number:
             return
-        _, found = self._workers.setdefault(sent.pid, (worker, EventsOfProcess(self._max_events)))
+        _, found = self._workers.setdefault(sent.pid, (worker, EventsOfProcess(self.max_events)))
         found.threads |= sent.threads
         found.kinds |= sent.kinds
         self._num_dropped += sent.num_dropped + len(sent.events)
@@ -200,7 +226,7 @@ class Timeline:
         self._num_dropped -= len(found.events) - before
 
     def num_dropped(self) -> int:
-        """How many events were dropped, here and by workers."""
+        """How many events were dropped, here, by the engine and by workers."""
         added = next(self._num_added)
         self._num_added = itertools.count(added)
         return self._num_dropped + added - len(self._own.events)
@@ -224,6 +250,9 @@ class Timeline:
         return label
 
 
+# Not by the attributes themselves: threads of a pool note that they were asked for them.
+_NAME = threading.Thread.name.fget  # type: ignore[attr-defined]
+_NUMBER = threading.Thread.native_id.fget  # type: ignore[attr-defined]
 _numbers = itertools.count(1)
 current: Timeline | None = None
 """What takes the events of this process; `None` most of the time."""
@@ -239,6 +268,15 @@ def follow(number: int) -> None:
 
     So that a worker learns of it, that number goes with each task.
     """
-    global current  # noqa: PLW0603
     if number != number_taken() or (current is not None and current.pid != os.getpid()):
-        current = Timeline(number=number) if number else None
+        take(Timeline(number=number) if number else None)
+
+
+def take(taken: Timeline | None) -> None:
+    """Takes a timeline of this process from now on, or none."""
+    global current  # noqa: PLW0603
+    current = taken
+    if taken is None:
+        end_timeline()
+    else:
+        take_timeline(taken.max_events)

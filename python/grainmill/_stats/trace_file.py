@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
 from grainmill import _atomic_file
@@ -12,17 +13,17 @@ from grainmill._stats import timeline
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 class trace:  # noqa: N801 - called like a function
     """Writes a timeline of all pipelines that run in a `with` block, for Perfetto or Chrome.
 
     Open the file at <https://ui.perfetto.dev> or `chrome://tracing`. It shows, for each thread of
-    this process and of its workers, the blocks of elements and the functions computed there, reads
-    of slow storage, the stages in between, and where the consumer waited. What takes
-    microseconds is shown now and then, such that tracing costs 2 to 5 % of CPU time, and 9 % where
-    elements of 10 us are taken one by one; without one, it costs nothing. Pipelines may have been
+    this process and of its workers, the blocks of elements and the functions computed there, each
+    read with its file, offset and bytes, what the engine decompresses and decodes, the stages in
+    between, and where the consumer waited. What takes microseconds is shown now and then, such that
+    tracing costs 3 to 7 % of CPU time; without one, it costs nothing. Pipelines may have been
     opened before.
 
     The file is written at the end of the block, also after an exception. If there are more than
@@ -60,12 +61,14 @@ class trace:  # noqa: N801 - called like a function
     def __enter__(self) -> Self:
         if timeline.current is not None:
             raise RuntimeError("a trace is being taken already; end it first")
-        timeline.current = timeline.Timeline(self._max_events)
+        timeline.take(timeline.Timeline(self._max_events))
         return self
 
     def __exit__(self, *_: object) -> None:
-        taken, timeline.current = timeline.current, None
+        taken = timeline.current
+        timeline.take(None)
         if taken is not None:
+            taken.add_engines()
             _atomic_file.write(self._path, text_of(taken).encode())
 
 
@@ -84,7 +87,8 @@ def _written(
     origin_s: float, pid: int, name: str, place: int, found: timeline.EventsOfProcess
 ) -> Iterator[Mapping[str, Any]]:
     """The events of a process, after what names it and its threads, and its place."""
-    metadata = [
+    arguments: dict[str, Any]
+    metadata: list[tuple[int, str, dict[str, Any]]] = [
         (0, "process_name", {"name": name}),
         (0, "process_sort_index", {"sort_index": place}),
         *((tid, "thread_name", {"name": of}) for tid, of in list(found.threads.items())),
@@ -93,20 +97,46 @@ def _written(
         yield {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": arguments}
     events = list(found.events)
     kinds = {number: kind for kind, number in list(found.kinds.items())}
-    for packed in events:
+    reads: list[tuple[int, int]] = []
+    for number, packed in enumerate(events):
         tid, kind, started_s, ended_s, first, count, value = timeline.EVENT.unpack(packed)
-        called, category = kinds[kind]
-        started = _ns(started_s - origin_s)
+        called, category, *path = kinds[kind]
+        # Rounded alike, times of one thread keep their order.
+        started, ended = _ns(started_s - origin_s), _ns(ended_s - origin_s)
         event = {"name": called, "cat": category, "pid": pid, "tid": tid, "ts": started / 1000}
         if category == timeline.COUNTER:
             yield {**event, "ph": "C", "args": {called: value}}
             continue
-        # Rounded alike, times of one thread keep their order.
-        event |= {"ph": "X", "dur": (_ns(ended_s - origin_s) - started) / 1000}
-        known = {"first": (first, first >= 0), "elements": (count, count >= 0)}
-        known["storage_ms"] = round(value * 1000, 3), value > 0
-        arguments = {key: number for key, (number, is_known) in known.items() if is_known}
-        yield {**event, "args": arguments} if arguments else event
+        if path:
+            arguments = {"file": path[0], "offset": first} if path[0] else {}
+            arguments["bytes"] = count
+            if category == timeline.READ:
+                reads.append((started, ended))
+        else:
+            known = {"first": (first, first >= 0), "elements": (count, count >= 0)}
+            known["storage_ms"] = round(value * 1000, 3), value > 0
+            arguments = {key: number for key, (number, is_known) in known.items() if is_known}
+        if arguments:
+            event["args"] = arguments
+        if path and tid == timeline.REQUEST:  # they overlap
+            event["id"] = f"{pid}.{number}"
+            yield {**event, "ph": "b"}
+            yield {**event, "ph": "e", "ts": ended / 1000}
+        else:
+            yield {**event, "ph": "X", "dur": (ended - started) / 1000}
+    yield from _reads_in_flight(pid, reads)
+
+
+def _reads_in_flight(pid: int, reads: Sequence[tuple[int, int]]) -> Iterator[Mapping[str, Any]]:
+    """The values of a counter of reads, given when each began and ended."""
+    changes = Counter(began for began, _ in reads)
+    changes.subtract(ended for _, ended in reads)
+    number, name = 0, "reads in flight"
+    for at in sorted(changes):
+        if changes[at]:
+            number += changes[at]
+            common = {"name": name, "cat": timeline.COUNTER, "pid": pid, "tid": 0, "ph": "C"}
+            yield {**common, "ts": at / 1000, "args": {name: number}}
 
 
 def _ns(time_s: float) -> int:

@@ -1,5 +1,5 @@
 //! The engine of grainmill, lowest layer first: [`error`], [`bytes`], [`sync`], [`lock`], [`platform`], [`process`], [`interrupt`],
-//! [`compute`], [`try_alloc`], [`url`], [`varint`], [`shared_memory`] and [`write_prefetcher`], [`order`] (the order of records),
+//! [`compute`], [`timeline`], [`try_alloc`], [`url`], [`varint`], [`shared_memory`] and [`write_prefetcher`], [`order`] (the order of records),
 //! [`parse`] (records to values), [`batch`] and [`pack`] (rows of a slot), [`io`] (files), [`formats`] (records in them),
 //! [`read`] (records by position).
 //! A layer uses only those before it; none knows Python.
@@ -20,6 +20,7 @@ pub mod process;
 pub mod read;
 pub mod shared_memory;
 pub mod sync;
+pub mod timeline;
 pub mod try_alloc;
 pub mod url;
 pub mod varint;

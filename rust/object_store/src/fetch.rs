@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
 use std::io::ErrorKind;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use grainmill_core::url::redacted;
-use grainmill_core::{Error, Result};
+use grainmill_core::{Error, Result, timeline};
 use object_store::path::Path as ObjectPath;
 use object_store::{Error as StoreError, GetOptions, GetRange, GetResult, ObjectMeta};
 use tokio::time::{Instant, sleep, timeout};
@@ -323,7 +324,7 @@ pub(crate) async fn open(
     let path = location.object()?;
     let attempts = Attempts::new(&client, &settings, &location.shown, "open");
     let mut attempts = attempts.with_access(&location.access);
-    let mut has_suffixes = true;
+    let (began, mut has_suffixes) = (timeline::begin(), true);
     loop {
         let attempt = async {
             let range = has_suffixes.then_some(GetRange::Suffix(tail_len));
@@ -338,7 +339,13 @@ pub(crate) async fn open(
             Ok((target, tail))
         };
         match attempts.run(attempt).await {
-            Ok(opened) => return Ok(opened),
+            Ok(opened) => {
+                let (target, tail) = &opened;
+                let tail_len: u64 = tail.iter().map(|bytes| bytes.len() as u64).sum();
+                let range = target.byte_len.saturating_sub(tail_len)..target.byte_len;
+                timeline::add_request(began, Path::new(&*target.shown), range);
+                return Ok(opened);
+            }
             // An empty object has no last bytes, some servers send all of them, some none.
             Err(Failure { kind: FailureKind::Changed | FailureKind::NoPart, .. })
                 if has_suffixes =>
@@ -360,7 +367,7 @@ pub(crate) async fn read(
     let attempts = Attempts::new(&client, &settings, &target.shown, "read");
     let mut attempts = attempts.with_access(&target.access);
     let (mut received, mut len, mut counted_len) = (Vec::new(), 0, 0);
-    let total = range.end - range.start;
+    let (began, total) = (timeline::begin(), range.end - range.start);
     loop {
         let attempt = async {
             // An entity tag that is weak does not identify the bytes.
@@ -374,7 +381,10 @@ pub(crate) async fn read(
             receive(result, total - len, &attempts, &mut received, &mut len).await
         };
         match attempts.run(attempt).await {
-            Ok(()) => return Ok(received),
+            Ok(()) => {
+                timeline::add_request(began, Path::new(&*target.shown), range);
+                return Ok(received);
+            }
             Err(failure) => {
                 if len - counted_len >= MIN_PROGRESS {
                     counted_len = len;

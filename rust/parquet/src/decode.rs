@@ -46,6 +46,13 @@ impl Unit {
         self.placed.layouts.iter().flat_map(|layout| layout.ranges(&rows)).collect()
     }
 
+    /// The bytes of the file from the first to the last of these ranges.
+    pub(crate) fn extent(&self) -> Range<u64> {
+        let ranges = self.ranges();
+        let begin = ranges.iter().map(|range| range.start).min().unwrap_or(0);
+        begin..ranges.iter().map(|range| range.end).max().unwrap_or(begin)
+    }
+
     /// Its key, and how many bytes it has once decoded.
     pub(crate) fn estimate(&self) -> (Key, Estimate) {
         let Placed { row_byte_len, is_rough, .. } = *self.placed;

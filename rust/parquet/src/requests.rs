@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use bytes::Bytes;
 use grainmill_core::Result;
 use grainmill_core::lock::lock;
+use grainmill_core::timeline::{self, Activity};
 
 use crate::cache::Slot;
 use crate::decode::Unit;
@@ -62,7 +64,10 @@ impl Request {
             {
                 let parts = std::mem::take(&mut *lock(&unit.parts));
                 let fetched = Arc::new(Fetched::with(file.clone(), parts));
+                let began = timeline::begin();
                 let array = unit.unit.decode(of_file, &fetched);
+                let extent = if began.is_some() { unit.unit.extent() } else { 0..0 };
+                timeline::add(began, Activity::Decode, Path::new(of_file.path()), extent);
                 let array = array.map_err(|error| {
                     first_error.get_or_insert(error);
                 });

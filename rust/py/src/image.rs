@@ -1,7 +1,10 @@
 //! Images to arrays.
 
+use std::path::Path;
+
 use grainmill_core::bytes::{Bytes, Destination};
 use grainmill_core::compute;
+use grainmill_core::timeline::{self, Activity};
 use grainmill_image::{Filter, Options, Pixels, Region};
 use numpy::{
     PyArray1, PyArray3, PyArrayDescr, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods,
@@ -151,7 +154,10 @@ impl PyImageDecoder {
         size: Option<(usize, usize)>,
     ) -> grainmill_core::Result<Pixels> {
         let region = crop.map(|(top, left, height, width)| Region { top, left, height, width });
-        grainmill_image::decode(file, region, size, &self.0)
+        let began = timeline::begin();
+        let pixels = grainmill_image::decode(file, region, size, &self.0);
+        timeline::add(began, Activity::Decode, Path::new(""), 0..file.len() as u64);
+        pixels
     }
 }
 

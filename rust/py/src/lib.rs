@@ -37,6 +37,7 @@ mod records;
 mod rows;
 mod shared;
 mod storage;
+mod timeline;
 mod waiting;
 
 /// Looks up now what is needed of NumPy. On first use a lock would be taken for it, and a child that is
@@ -82,5 +83,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     pack::register(module)?;
     parse_example::register(module)?;
     parse_json::register(module)?;
+    timeline::register(module)?;
     waiting::register(module)
 }

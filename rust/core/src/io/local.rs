@@ -11,6 +11,7 @@ use super::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use crate::bytes::ScatterBuffers;
 use crate::platform::{self, FileKind, FileMetadata, ReadFile};
 use crate::process::PerProcess;
+use crate::timeline::{self, Activity};
 use crate::{Error, Result};
 
 /// The system's limit of open files is divided by this and clamped to bound the files kept open.
@@ -185,6 +186,7 @@ impl StoredFile for LocalFile {
 
 impl ReadAt for OpenFile {
     fn read_at(&self, mut out: &mut [u8], mut at: u64) -> Result<()> {
+        let (began, start) = (timeline::begin(), at);
         while !out.is_empty() {
             match self.file.read_at(out, at) {
                 Ok(0) => return Err(Error::Changed { path: self.path.display().to_string() }),
@@ -195,11 +197,14 @@ impl ReadAt for OpenFile {
                 Err(error) => return Err(Error::io(&*self.path, "read", error)),
             }
         }
+        timeline::add(began, Activity::Read, &self.path, start..at);
         Ok(())
     }
 
     fn read_scattered(&self, buffers: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
+        let (began, end) = (timeline::begin(), at + buffers.byte_len() as u64);
         let read = self.file.read_scattered(buffers, at);
+        timeline::add(began, Activity::Read, &self.path, at..end);
         read.map_err(|error| Error::io(&*self.path, "read", error))
     }
 }

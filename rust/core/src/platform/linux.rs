@@ -69,6 +69,12 @@ pub fn die_with_parent(parent: u32) -> io::Result<bool> {
     Ok(current.and_then(|pid| u32::try_from(pid).ok()) == Some(parent))
 }
 
+/// The number by which the system knows the calling thread.
+#[must_use]
+pub(crate) fn thread_number() -> Option<u64> {
+    u64::try_from(rustix::thread::gettid().as_raw_nonzero().get()).ok()
+}
+
 /// How long the thread `id` of this process has run, and how long it has waited for a core; `None`
 /// if there is no such thread, or the system does not count it.
 #[must_use]
@@ -113,6 +119,11 @@ mod tests {
         // SAFETY: one value, which lives through the call.
         assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut now) }, 0);
         Duration::new(now.tv_sec.try_into().unwrap(), now.tv_nsec.try_into().unwrap())
+    }
+
+    #[test]
+    fn thread_has_the_number_of_the_system() {
+        assert_eq!(thread_number(), Some(own_id().into()));
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub(crate) use metadata::{FileKind, FileMetadata};
 #[cfg(unix)]
 pub use std::os::fd::{BorrowedFd as BorrowedFile, OwnedFd as OwnedFile};
 pub use system::{die_with_parent, process_file, shared_file, thread_times};
-pub(crate) use system::{discard_pages, fixed_len};
+pub(crate) use system::{discard_pages, fixed_len, thread_number};
 #[cfg(not(unix))]
 pub use windows::{
     BorrowedFile, OwnedFile, borrowed, create_private_dirs, from_descriptor, into_descriptor,

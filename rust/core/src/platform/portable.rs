@@ -88,6 +88,12 @@ pub fn die_with_parent(parent: u32) -> io::Result<bool> {
     Ok(true)
 }
 
+/// Always `None`: there is no portable number of a thread.
+#[must_use]
+pub(crate) fn thread_number() -> Option<u64> {
+    None
+}
+
 /// Always `None`: there is no portable call that counts waits for a core.
 #[must_use]
 pub fn thread_times(_: u32) -> Option<(Duration, Duration)> {

@@ -199,6 +199,12 @@ pub fn die_with_parent(_: u32) -> io::Result<bool> {
     unsupported()
 }
 
+/// Always `None`: there is no portable number of a thread.
+#[must_use]
+pub(crate) fn thread_number() -> Option<u64> {
+    None
+}
+
 /// Always `None`: there is no call here that counts waits for a core.
 #[must_use]
 pub fn thread_times(_: u32) -> Option<(Duration, Duration)> {

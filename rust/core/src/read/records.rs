@@ -15,6 +15,7 @@ use crate::formats::record_file::{Pick, RecordFile};
 use crate::io::buffer_pool;
 use crate::io::storage::{FileHandle, ReadPart, Reader};
 use crate::io::storage_latency::StorageLatency;
+use crate::timeline::{self, Activity};
 use crate::write_prefetcher::WritePrefetcher;
 use crate::{Result, bytes};
 
@@ -248,8 +249,11 @@ fn read_extent(
     let len = extent.end - extent.start;
     if len > WHOLE_READ_LEN {
         for same_chunk in picks.chunk_by(Pick::is_same_chunk) {
-            let (raw, decoded) = (&mut scratch.raw, &mut scratch.decoded);
-            take(same_chunk, &file.read_chunk(reader, &same_chunk[0], raw, decoded)?);
+            let (pick, raw, decoded) = (&same_chunk[0], &mut scratch.raw, &mut scratch.decoded);
+            let began = timeline::begin();
+            let chunk = file.read_chunk(reader, pick, raw, decoded)?;
+            timeline::add(began, Activity::Decode, file.stored().path(), pick.extent());
+            take(same_chunk, &chunk);
         }
         return Ok(());
     }
@@ -260,7 +264,9 @@ fn read_extent(
         let pick = &same_chunk[0];
         let at = usize::try_from(pick.begin - extent.start).unwrap_or(usize::MAX);
         let len = usize::try_from(pick.end - pick.begin).unwrap_or(usize::MAX);
+        let began = timeline::begin();
         let decoded = file.decode(pick, &mut raw[at..at + len], &mut scratch.decoded)?;
+        timeline::add(began, Activity::Decode, file.stored().path(), pick.extent());
         take(same_chunk, &decoded);
     }
     Ok(())

@@ -5,12 +5,14 @@
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
 
 use flate2::{Decompress, FlushDecompress, Status};
 use zstd_safe::{DCtx, InBuffer, OutBuffer};
 
 use super::super::scanned::Compression;
 use crate::io::file_bytes::FileBytes;
+use crate::timeline::{self, Activity};
 
 /// How many compressed bytes are read at once.
 const BUFFER_LEN: usize = 64 << 10;
@@ -28,6 +30,14 @@ pub(super) enum ByteSource {
 }
 
 impl ByteSource {
+    /// The path of the file; empty for another input.
+    fn path(&self) -> &Path {
+        match self {
+            Self::File(file) => file.path(),
+            Self::Other(_) => Path::new(""),
+        }
+    }
+
     fn seek(&mut self, at: u64) -> io::Result<()> {
         let Self::File(file) = self else {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the input cannot seek"));
@@ -283,7 +293,10 @@ impl Read for Members {
         while !out.is_empty() && (!self.is_between || self.begin_member()?) {
             let available = self.input.fill_buf()?;
             let is_last = available.is_empty();
+            let began = timeline::begin();
             let (read, written, is_end) = self.decoder.step(available, out)?;
+            let range = self.at.stored..self.at.stored + read as u64;
+            timeline::add(began, Activity::Decode, self.input.get_ref().path(), range);
             self.input.consume(read);
             self.at.stored += read as u64;
             self.at.decompressed += written as u64;
