@@ -129,7 +129,8 @@ def test_a_search_leads_to_a_page(width, opened):
     page = opened("index.html", width=WIDTHS[width], scheme="light")
     if width == "phone":
         page.locator('label[for="__search"]:visible').first.click()
-    page.locator("input.md-search__input").fill("image folder")
+    # By keys, as a reader: what is set at once may be overlooked while the field opens.
+    page.locator("input.md-search__input").press_sequentially("image folder")
     first = page.locator(".md-search-result__link").first
     first.wait_for()
     first.click()
