@@ -16,9 +16,9 @@ const MAX_POINTS_LEN: usize = 64 << 20;
 /// levels. What is between two points is decompressed for each record unless it is cached.
 const MAX_FRAME_LEN: u64 = 16 << 20;
 const FRAME_PROBLEM: &str = "no zstd frame begins within 16 MiB, so records can only be read in order \
-                             (`JsonLinesIterDataset`, `TFRecordIterDataset`); write many frames, by \
-                             `pzstd`, as seekable zstd, or by `zstd` of parts that `cat` joins, or \
-                             convert the file by `grainmill convert`";
+                             (`JsonLinesIterDataset`, `TFRecordIterDataset`); decompress the file \
+                             by `zstd -d`, write many frames, by `pzstd`, as seekable zstd, or by \
+                             `zstd` of parts that `cat` joins, or convert it by `grainmill convert`";
 /// A decompressor is given this many bytes more than it should need.
 const SLACK: u64 = 8;
 
