@@ -1,9 +1,10 @@
 //! Work on many files in parallel: it takes little CPU, but much waiting where storage is slow.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::pool;
 use super::read_queue::{DEFAULT_OF_PROCESS, Job, ReadQueue, StorageLimit};
 use crate::lock::lock;
 use crate::sync::atomic::{AtomicUsize, Ordering};
@@ -36,6 +37,7 @@ struct LoopState {
     /// Threads that process items. Those that have not begun yet are not waited for: they may be busy
     /// with something else for long.
     num_running: usize,
+    is_first_done: bool,
     /// The error of the first item that failed.
     first_error: Option<(usize, Error)>,
 }
@@ -45,7 +47,7 @@ struct LoopState {
 /// Each item counts as a read in flight, of the storage of which `limit_of` returns the limit. The calling
 /// thread does not wait for others' reads: it takes part whatever they do.
 ///
-/// The first item is processed alone, to measure how long one takes.
+/// The first item is processed alone, to measure how long one takes; if it takes long, others begin meanwhile.
 ///
 /// # Errors
 /// Those of `work`, and [`Error::Interrupted`] if the caller ends the loop.
@@ -66,7 +68,13 @@ where
     let counted = shared.queue.in_storage(shared.storage()).enter_anyway();
     let mut asked = Instant::now();
     lock(&shared.state).num_running += 1;
-    match shared.process_next(&mut asked) {
+    if shared.max_fast() > 0 && pool::has_threads() {
+        shared.queue.submit(Arc::new(FirstItem(Arc::clone(&shared))), 1);
+    }
+    let first = shared.process_next(&mut asked);
+    lock(&shared.state).is_first_done = true;
+    shared.finished.notify_all();
+    match first {
         Some(elapsed) if elapsed >= SLOW => shared.submit(DEFAULT_OF_PROCESS),
         _ => shared.submit(shared.max_fast()),
     }
@@ -167,6 +175,26 @@ where
     }
 }
 
+/// Waits for the first item, and starts the others if it takes long.
+struct FirstItem<W, L>(Arc<ParallelLoop<W, L>>);
+
+impl<W, L> Job for FirstItem<W, L>
+where
+    W: Fn(usize) -> Result<()> + Send + Sync + 'static,
+    L: Fn(usize) -> Option<Arc<StorageLimit>> + Send + Sync + 'static,
+{
+    fn run_next(self: Arc<Self>) {
+        let Self(items) = &*self;
+        let is_awaited = |state: &mut LoopState| !state.is_first_done;
+        let waited = items.finished.wait_timeout_while(lock(&items.state), SLOW, is_awaited);
+        let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        drop(state);
+        if waited.timed_out() {
+            items.submit(DEFAULT_OF_PROCESS);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Barrier;
@@ -253,6 +281,16 @@ mod tests {
     fn far_items_behind_near_ones_are_processed_in_parallel() {
         let most = most_at_a_time(100);
         assert!((64..=DEFAULT_OF_PROCESS).contains(&most), "{most}");
+    }
+
+    #[test]
+    fn other_items_begin_while_the_first_takes_long() {
+        let barrier = Arc::new(Barrier::new(64));
+        let wait = move |_| {
+            barrier.wait();
+            Ok(())
+        };
+        for_each_parallel((0..64).collect(), |_| None, wait).unwrap();
     }
 
     #[test]

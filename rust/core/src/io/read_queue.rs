@@ -1,8 +1,9 @@
 //! One schedule for the reads of a process, with limits on how many are in flight.
 //!
 //! Each pipeline has a queue of a limit of its own, each storage has one, and both are within that of the
-//! process. Queues take turns, in a queue its owners do, and the reads of an owner start in the order in which
-//! they were submitted, which is that in which they are needed; those whose storage has no place are passed by.
+//! process. The queue with the fewest reads in flight is the next, in a queue its owners take turns, and the reads
+//! of an owner start in the order in which they were submitted, which is that in which they are needed; those whose
+//! storage has no place are passed by.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,11 +17,11 @@ use crate::sync::Mutex;
 /// gain little and may overload the storage service.
 pub const DEFAULT_IN_FLIGHT: usize = 128;
 /// That of a process, unless a queue may have more: each is a thread or a connection, of which systems allow
-/// a thousand by default.
-pub const DEFAULT_OF_PROCESS: usize = 256;
-/// So many places of a process are left by a storage without a limit of its own: for others, if it does not
-/// answer, and for those who do not wait.
-const LEFT_TO_OTHERS: usize = 32;
+/// a thousand by default. Two storages may have all their reads in flight, and there is room for others.
+pub const DEFAULT_OF_PROCESS: usize = 512;
+/// That of a storage, unless a queue may have more, as of two pipelines: if it does not answer, its reads take
+/// no more places of the process.
+const DEFAULT_OF_STORAGE: usize = 224;
 /// Of a queue that has no limit but that of the process.
 const NO_LIMIT: usize = usize::MAX;
 
@@ -212,9 +213,8 @@ impl Schedule {
     /// Whether so many `more` reads of `storage` may be in flight.
     fn has_place(&self, storage: Option<&Arc<StorageLimit>>, more: usize) -> bool {
         let Some(storage) = storage else { return true };
-        let of_process = MAX_OF_PROCESS.load(Ordering::Relaxed).saturating_sub(LEFT_TO_OTHERS);
         let max = match storage.max_in_flight.load(Ordering::Relaxed) {
-            0 => of_process.max(self.max_of_queues()).max(1),
+            0 => DEFAULT_OF_STORAGE.max(self.max_of_queues()),
             max => max,
         };
         self.in_flight_of(storage) + more <= max
@@ -256,10 +256,10 @@ impl Schedule {
         if !self.has_room() {
             return None;
         }
-        let (at, (owner, job, storage)) =
-            self.loads.iter().enumerate().filter(|(_, load)| load.has_room()).find_map(
-                |(at, load)| Some((at, load.next(|storage| self.has_place(storage, 1))?)),
-            )?;
+        let loads = self.loads.iter().enumerate().filter(|(_, load)| load.has_room());
+        let next = |load: &Load| load.next(|storage| self.has_place(storage, 1));
+        let nexts = loads.filter_map(|(at, load)| Some((load.in_flight, at, next(load)?)));
+        let (_, at, (owner, job, storage)) = nexts.min_by_key(|&(in_flight, ..)| in_flight)?;
         let mut load = self.loads.remove(at)?;
         let max_in_flight = Arc::clone(&load.max_in_flight);
         let taken = load.take(owner, job);
@@ -385,5 +385,66 @@ impl ReadQueue {
     /// Counts the caller as one that reads, which others then wait for if the limits say so.
     pub fn enter_anyway(&self) -> Permit {
         SCHEDULE.lock().begin(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::lock;
+
+    /// Reads in flight of one queue, which end when their permits are dropped.
+    struct Reads {
+        storage: Arc<StorageLimit>,
+        permits: Mutex<Vec<Permit>>,
+    }
+
+    impl Job for Reads {
+        fn run_next(self: Arc<Self>) {}
+
+        fn storage(&self) -> Option<Arc<StorageLimit>> {
+            Some(Arc::clone(&self.storage))
+        }
+
+        fn start_next(self: Arc<Self>, permit: Permit) -> Option<Permit> {
+            lock(&self.permits).push(permit);
+            None
+        }
+    }
+
+    fn in_flight(reads: &[Arc<Reads>]) -> Vec<usize> {
+        reads.iter().map(|reads| lock(&reads.permits).len()).collect()
+    }
+
+    #[test]
+    fn queues_have_equal_shares_of_a_storage_however_long_their_reads_take() {
+        let storage = Arc::new(StorageLimit::new(Some(8)));
+        let reads = [(); 2]
+            .map(|()| Arc::new(Reads { storage: Arc::clone(&storage), permits: Mutex::default() }));
+        let queues = [(); 2].map(|()| ReadQueue::new(128));
+        for (queue, reads) in queues.iter().zip(&reads) {
+            queue.submit(Arc::clone(reads) as Arc<dyn Job>, 100);
+        }
+        assert_eq!(in_flight(&reads), [8, 0], "nobody else waited");
+        for quick in [0, 0, 0, 0, 1, 1, 1, 0, 1, 1] {
+            let ended = lock(&reads[quick].permits).pop();
+            drop(ended);
+        }
+        assert_eq!(in_flight(&reads), [4, 4]);
+    }
+
+    #[test]
+    fn storages_that_do_not_answer_leave_places_to_others() {
+        let [silent, other] = [2, 1].map(|count| {
+            let new = |_| Reads { storage: Arc::default(), permits: Mutex::default() };
+            (0..count).map(new).map(Arc::new).collect::<Vec<_>>()
+        });
+        let queues: Vec<_> = (0..5).map(|_| ReadQueue::default()).collect();
+        for (at, queue) in queues.iter().enumerate() {
+            queue.submit(Arc::clone(&silent[at % 2]) as Arc<dyn Job>, DEFAULT_IN_FLIGHT);
+        }
+        assert_eq!(in_flight(&silent), [DEFAULT_OF_STORAGE; 2]);
+        ReadQueue::default().submit(Arc::clone(&other[0]) as Arc<dyn Job>, DEFAULT_IN_FLIGHT);
+        assert_eq!(in_flight(&other), [DEFAULT_OF_PROCESS - 2 * DEFAULT_OF_STORAGE]);
     }
 }
