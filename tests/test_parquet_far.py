@@ -461,6 +461,30 @@ def test_failure_to_read_ahead_is_left_to_those_who_read(server, small_pages, mo
     assert [int(row["id"]) for row in take(ds, 500)] == list(range(500))
 
 
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_rows_of_many_batches_are_read_beyond_in_one_call(
+    batch_size, server, small_pages, monkeypatch
+):
+    calls, start = [], RowSource.start_beyond
+
+    def noted(self, request):
+        calls.append(request.tolist())
+        return start(self, request)
+
+    monkeypatch.setattr(RowSource, "start_beyond", noted)
+    order = np.array(take(grain.MapDataset.range(NUM_ROWS).shuffle(seed=1).repeat(), 40 * NUM_ROWS))
+    source = ParquetDataSource(small_pages)
+    started_anew(server)
+    ds = grain.MapDataset.source(source).shuffle(seed=1).repeat().batch(batch_size)
+    assert ids(take(ds.to_iter_dataset(), 5)) == order[: 5 * batch_size].tolist()
+    for rows in calls:
+        begins = np.flatnonzero(order == rows[0]).tolist()
+        begins = [at for at in begins if order[at:][: len(rows)].tolist() == rows]
+        assert begins
+        assert begins[0] % batch_size == 0
+    assert len(calls[0]) >= 500  # by their bytes
+
+
 def test_pipeline_that_is_dropped_leaves_nothing_behind(server, small_pages):
     source = ParquetDataSource(small_pages)
     started_anew(server)

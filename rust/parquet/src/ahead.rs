@@ -168,12 +168,15 @@ impl Job for AheadJob {
 impl AheadJob {
     fn new(
         files: &Arc<ParquetFiles>,
-        positions: Vec<u64>,
+        mut positions: Vec<u64>,
         columns: Vec<usize>,
         is_beyond: bool,
         queue: &ReadQueue,
         stages: &'static [Stage],
     ) -> Arc<Self> {
+        if is_beyond {
+            positions.sort_unstable(); // they are many, and all of them are claimed or none
+        }
         let (slots, held) = (Vec::new(), HashMap::new());
         Arc::new(Self {
             files: Arc::clone(files),
@@ -313,9 +316,11 @@ impl AheadJob {
         let mut finders: Vec<_> =
             self.columns.iter().map(|&column| UnitFinder::new(&self.files, column)).collect();
         let (mut wanted, mut seen) = (Vec::new(), HashSet::new());
+        let mut last = vec![None; finders.len()];
         for &pick in picks {
-            for finder in &mut finders {
+            for (finder, last) in finders.iter_mut().zip(&mut last) {
                 if let Some(unit) = finder.find(pick)?
+                    && last.replace(unit.key) != Some(unit.key)
                     && seen.insert(unit.key)
                 {
                     wanted.push(unit.clone());

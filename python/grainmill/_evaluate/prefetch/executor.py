@@ -398,6 +398,7 @@ class Executor(Blocks):
             self._num_submitted += 1
 
     def _dispatch(self, limit: int) -> None:
+        self._beyond.cpu_left_s = tuning.BEYOND_CPU_S
         self._ahead.start_all(self._planned(limit), self.position)
 
     def _planned(self, limit: int) -> Iterator[Planned]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ class ReadsBeyond:
 
     Args:
         program: Whose sources read.
+
+    Attributes:
+        cpu_left_s: How long it may still compute before the blocks that start now are waited for.
     """
 
     def __init__(self, program: Program) -> None:
@@ -29,6 +33,7 @@ class ReadsBeyond:
         # What holds the reads of the elements before a position.
         self._held: deque[tuple[int, Any]] = deque()
         self._until = 0
+        self.cpu_left_s = 0.0
 
     def advance(self, position: int, length: int) -> None:
         """Starts reads of elements from `position` on, where the next block begins.
@@ -47,10 +52,11 @@ class ReadsBeyond:
         step = block_len(mean, tuning.BEYOND_STEP_LEN, tuning.BEYOND_STEP_BYTES)
         max_steps = tuning.BEYOND_BYTES // tuning.BEYOND_STEP_BYTES
         stop = min(length, position + max_steps * step)
-        for _ in range(tuning.BEYOND_STEPS):
+        while self.cpu_left_s > 0:
             count = min(step, stop - self._until)
             if count <= 0 or (self._held and count < step and self._until + count < length):
                 return
+            began_s = time.thread_time()
             try:
                 positions = range(self._until, self._until + count)
                 started = PendingElements(program, positions).start_beyond()
@@ -59,6 +65,7 @@ class ReadsBeyond:
                 return  # raised where the elements are read
             if started is None:
                 return
+            self.cpu_left_s -= time.thread_time() - began_s
             self._until += count
             self._held.append((self._until, started))
 

@@ -79,8 +79,10 @@ MIN_READS_IN_FLIGHT: Final = 16
 BEYOND_BYTES: Final = 64 << 20
 BEYOND_STEP_BYTES: Final = 1 << 20
 BEYOND_STEP_LEN: Final = 16384
-# Steps at a time, so that the first block does not wait for all of them.
-BEYOND_STEPS: Final = 8
+# The CPU time after which no further step begins, of all blocks that start together: the batch that
+# comes next waits for it. A step of short rows takes 5 ms, and asking for them batch by batch
+# took 2 s in all.
+BEYOND_CPU_S: Final = 0.01
 
 # --- batches that threads share -----------------------------------------------------------------
 

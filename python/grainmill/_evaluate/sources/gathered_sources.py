@@ -50,6 +50,11 @@ class BatchSource(GatheringSource[Indices]):
         parts = [PendingElements(self._parent, positions) for positions in self._positions(request)]
         return parts, None
 
+    def start_beyond(self, request: Indices) -> Any:
+        """See `ElementSource.start_beyond`; for all batches at once, as they may be small."""
+        elements = [np.arange(part.start, part.stop) for part in self._positions(request)]
+        return PendingElements(self._parent, np.concatenate(elements)).start_beyond()
+
     def read(self, request: Indices, reads: Gathered | None = None) -> Evaluated:
         """See `ElementSource.read`; without an object for each batch, which may be small."""
         return self.joined(self._positions(request) if reads is None else reads.parts, None)
