@@ -9,6 +9,8 @@ import pytest
 from bucket_server import BucketServer
 from waits import becomes
 
+import grainmill as grain
+from grainmill import files
 from grainmill.array_record import ArrayRecordWriter
 
 NUM_FILES = 400
@@ -130,3 +132,18 @@ os._exit(0)
                 assert process.stdout.readline() == "done\n"
             finally:
                 process.kill()
+
+
+def test_shuffled_lines_of_small_far_files_are_requested_together(tmp_path, monkeypatch):
+    """Neighbours among the records that are converted next are one request."""
+    lines = [[b'{"x": "%d %03000d"}' % (file, row) for row in range(200)] for file in range(10)]
+    monkeypatch.setenv("GRAINMILL_CACHE_DIR", str(tmp_path))
+    with BucketServer(latency_s=0.02) as server:
+        for file, each in enumerate(lines):
+            server.put(f"/{file}.jsonl", b"\n".join(each))
+        urls = [f"{server.url}/{file}.jsonl" for file in range(10)]
+        files.convert(urls, tmp_path / "out.jsonl", shuffle=True, seed=3)
+        assert len(server.requests) < 20 * 10  # opening and scanning them included
+    everything = grain.MapDataset.source([line for each in lines for line in each])
+    found = (tmp_path / "out.jsonl").read_bytes().splitlines()
+    assert found == list(everything.shuffle(seed=3))

@@ -93,10 +93,11 @@ class Indexed(Copying):
         self._begin(0)
 
     def _begin(self, count: int) -> None:
-        """Begins to read the next `count` records, and blocks that follow."""
+        """Begins to read the next `count` records, and blocks that follow, half of them at once."""
         ahead = self._num_blocks * self._records.block_len
         until = min(self._end, self._next + count + ahead)
-        if until > self._begun:
+        is_needed = self._next + count > self._begun
+        if is_needed or until - self._begun >= max(1, ahead // 2):
             self._records.add(self._order(self._begun, until - self._begun))
             self._begun = until
 

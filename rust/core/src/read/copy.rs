@@ -61,8 +61,10 @@ pub struct Indexed {
     block_len: usize,
 }
 
-/// How many blocks are read ahead at most where storage is slow.
-const MAX_BLOCKS_AHEAD: usize = 64;
+/// Where storage is slow, how many blocks are read at once at most, so that neighbours among their records are
+/// one request, and how many times as many are read ahead.
+const MAX_BLOCKS_TOGETHER: usize = 32;
+const MAX_AHEAD: usize = 2;
 
 impl Indexed {
     /// Records of `files`, at no position yet.
@@ -98,11 +100,8 @@ impl Indexed {
     }
 
     fn start(&mut self) -> Result<()> {
-        while self.files.is_slow()
-            && self.pending.len() < MAX_BLOCKS_AHEAD
-            && !self.positions.is_empty()
-        {
-            let positions = self.next_positions(usize::MAX);
+        while self.files.is_slow() && self.pending.len() < MAX_AHEAD && !self.positions.is_empty() {
+            let positions = self.next_positions(MAX_BLOCKS_TOGETHER * self.block_len);
             let sorted = self.files.sort(&positions)?;
             let queue = ReadQueue::of_program();
             self.pending.push_back(match self.files.plan_if_indexed(&sorted)? {
@@ -114,7 +113,7 @@ impl Indexed {
     }
 
     fn next_positions(&mut self, max_records: usize) -> Vec<u64> {
-        let count = self.block_len.min(max_records).min(self.positions.len());
+        let count = max_records.min(self.positions.len());
         self.positions.drain(..count).collect()
     }
 
@@ -127,7 +126,7 @@ impl Indexed {
         if let Some(pending) = self.pending.pop_front() {
             return Ok(Some((pending.finish()?, 0)));
         }
-        let now = self.next_positions(max_records);
+        let now = self.next_positions(max_records.min(self.block_len));
         if now.is_empty() {
             return Ok(None);
         }
@@ -141,7 +140,7 @@ impl BlockSource for Indexed {
     fn next(&mut self, block: &mut RecordBlock, max_records: usize) -> Result<bool> {
         block.clear();
         let Some((records, num_copied)) = self.next_read(max_records)? else { return Ok(false) };
-        for record in records.iter().skip(num_copied).take(max_records) {
+        for record in records.iter().skip(num_copied).take(max_records.min(self.block_len)) {
             block.push(record);
         }
         let num_copied = num_copied + block.len();
