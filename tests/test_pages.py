@@ -18,12 +18,12 @@ TEXTS = [*sorted(pages.DOCS.glob("*.md")), *NOTEBOOKS, ROOT / "README.md"]
 
 def run_page(path, cwd, jax_python, timeout=240):
     python, environment = jax_python
+    # Several devices on one machine, for the pages that divide batches.
+    flags = environment.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     environment = dict(
-        os.environ,
-        **environment,
+        {**os.environ, **environment},
         KERAS_BACKEND="jax",
-        # Several devices on one machine, for the pages that divide batches.
-        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+        XLA_FLAGS=flags,
         PYTHONPATH=os.pathsep.join(sys.path),
     )
     return subprocess.run(

@@ -21,6 +21,8 @@ from pathlib import Path
 
 from effort import LONG
 
+# Most of what small models take is compiling them.
+LITTLE_OPTIMISED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 MODULES = ["jax.numpy", "flax.nnx", "optax", "orbax.checkpoint"]
 # Programs without JAX get the interpreter itself.
 COMMAND = """#!{python} -IS
@@ -61,6 +63,7 @@ def started(folder):
     if LONG:
         yield sys.executable, environment
         return
+    environment["XLA_FLAGS"] = LITTLE_OPTIMISED
     server, command = f"warm Python of {os.getpid()}", folder / "python"
     command.write_text(COMMAND.format(python=sys.executable, server=f"\0{server}"), "utf-8")
     command.chmod(0o755)
