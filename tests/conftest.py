@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import effort
+import hypothesis
 import pytest
 import warm_python
 from under_test import IS_GRAIN
@@ -58,6 +59,9 @@ def pytest_configure(config):
         config.addinivalue_line(
             "filterwarnings", "ignore:worker processes need Linux:RuntimeWarning"
         )
+    # On a busy machine any example may take long.
+    hypothesis.settings.register_profile("at any pace", deadline=None)
+    hypothesis.settings.load_profile("at any pace")
     # Begun in the background by a shell, the tests and what they start would ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
