@@ -113,7 +113,7 @@ def alike(elements):
 def test_filled_rows_are_the_elements(folder, name, file):
     program = compiled(dataset(folder, name, file)._node)
     chance = random.Random(name)
-    filled_most = 0
+    filled_most, was_slow = 0, False
     for _ in range(30):
         count = chance.randrange(1, NUM_RECORDS)
         start = chance.randrange(2 * NUM_RECORDS - count)
@@ -129,9 +129,10 @@ def test_filled_rows_are_the_elements(folder, name, file):
         if failure is not None:
             assert (type(failure), str(failure)) == (type(whole.failure), str(whole.failure))
         # Storage that has become slow is read in another way.
-        whole_block = filled in (0, start + count - at) or program.waits_for_storage
+        was_slow |= program.waits_for_storage
+        whole_block = filled in (0, start + count - at) or was_slow
         assert rest or whole_block or whole.failure is not None
-    assert filled_most > 20
+    assert filled_most > 20 or was_slow
 
 
 @pytest.mark.parametrize("part_len", [1, 4, 150])

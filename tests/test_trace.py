@@ -367,8 +367,8 @@ def test_slices_that_take_too_little_are_left_out_until_they_add_up(monkeypatch)
     slow = MapDataset.range(40).map(lambda n: time.sleep(0.021 if n % 20 == 1 else 0.0))
     assert len(list(slow.to_iter_dataset(ReadOptions(0, 0), allow_nones=True))) == 40
     events = json.loads(text_of(taken))["traceEvents"]
-    for category in ("block", "consumer"):  # the slow ones are there
-        assert sum(event["dur"] >= 20_000 for event in slices(events, category)) == 2
+    for category in ("block", "consumer"):  # the slow ones are there, and any that lost its core
+        assert sum(event["dur"] >= 20_000 for event in slices(events, category)) >= 2
 
 
 def file_of(kind, directory):

@@ -1,6 +1,6 @@
 //! What threads do when: reads and decoding, for a timeline that a program takes of its process.
 //!
-//! Nothing is timed while none is taken. What takes less than [`LEAST`] is left out until it has taken so long
+//! Nothing is timed while none is taken. What takes less than 500 us is left out until it has taken so long
 //! together on its thread, since keeping an event costs some microseconds with all that becomes of it.
 
 use std::cell::Cell;
@@ -15,7 +15,7 @@ use crate::platform;
 use crate::process::{self, PerProcess};
 use crate::sync::Mutex;
 
-/// See above.
+/// What takes less is left out until it has added up.
 const LEAST: Duration = Duration::from_micros(500);
 
 /// The process that takes one; 0 if none does. A forked child does not.

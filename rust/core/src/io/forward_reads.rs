@@ -224,18 +224,15 @@ fn usize_of(len: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
+    use super::super::IN_TURN;
     use super::super::read_queue::Permit;
     use super::super::storage::ReadAt;
     use super::super::storage_latency::StorageLatency;
     use super::*;
     use crate::bytes::ScatterBuffers;
+    use crate::lock::lock;
 
     /// Each byte is the low one of its position in MiB.
-    /// These tests take places in the one schedule of the process.
-    static IN_TURN: Mutex<()> = Mutex::new(());
-
     #[derive(Debug)]
     struct Far;
 
@@ -270,7 +267,7 @@ mod tests {
 
     #[test]
     fn long_reads_hold_no_more_than_a_window_before_and_behind() {
-        let _turn = IN_TURN.lock().unwrap();
+        let _turn = lock(&IN_TURN);
         let latency = StorageLatency::default();
         latency.expect_slow();
         let (reader, byte_len) = (Reader::new(&Far, &latency), 200 << 20);
@@ -290,7 +287,7 @@ mod tests {
 
     #[test]
     fn places_near_each_other_are_read_ahead_and_those_far_away_are_not() {
-        let _turn = IN_TURN.lock().unwrap();
+        let _turn = lock(&IN_TURN);
         let latency = StorageLatency::default();
         latency.expect_slow();
         let (reader, byte_len) = (Reader::new(&Far, &latency), 1 << 30);
@@ -313,7 +310,7 @@ mod tests {
 
     #[test]
     fn nothing_is_read_ahead_beside_as_many_reads_as_a_process_may_have() {
-        let _turn = IN_TURN.lock().unwrap();
+        let _turn = lock(&IN_TURN);
         let queue = ReadQueue::of_process();
         let held: Vec<Permit> = std::iter::from_fn(|| queue.enter()).collect();
         let latency = StorageLatency::default();

