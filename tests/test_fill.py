@@ -121,6 +121,7 @@ def test_filled_rows_are_the_elements(folder, name, file):
         targets, rows = rows_for(count)
         parts = program.run_incrementally(start, count)
         filled, rest = parts.fill(targets, at, start + count, chance.randint(1, 9))
+        was_slow |= program.waits_for_storage
         filled_most = max(filled_most, filled)
         whole = program.run(at, start + count - at)
         made = list(rows[at - start : at - start + filled]) + (rest.elements if rest else [])
@@ -129,7 +130,6 @@ def test_filled_rows_are_the_elements(folder, name, file):
         if failure is not None:
             assert (type(failure), str(failure)) == (type(whole.failure), str(whole.failure))
         # Storage that has become slow is read in another way.
-        was_slow |= program.waits_for_storage
         whole_block = filled in (0, start + count - at) or was_slow
         assert rest or whole_block or whole.failure is not None
     assert filled_most > 20 or was_slow

@@ -58,13 +58,13 @@ def libraries_of(section):
 
 # Some libraries take seconds to import, or start processes.
 @pytest.mark.parametrize("title", SECTIONS)
-def test_recipe_runs_and_resumes_at_each_element(title, tmp_path):
+def test_recipe_runs_and_resumes_at_each_element(title, tmp_path, jax_python):
     for name in libraries_of(SECTIONS[title]):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
     page = tmp_path / "page.md"
     page.write_text(SECTIONS[title] + RESUMES, "utf-8")
-    done = run_page(page, tmp_path)
+    done = run_page(page, tmp_path, jax_python)
     assert done.returncode == 0, done.stderr
 
 
