@@ -252,9 +252,12 @@ def _check_readable(path: str) -> None:
 
 
 def _check_directory(place: Path) -> None:
-    kind = other_kinds.of_directory(str(place)) if place.is_dir() else None
+    if not place.is_dir():
+        return
+    path = str(place)
+    kind = other_kinds.of_directory(path, other_kinds.entries(path))
     if kind is not None:
-        raise ValueError(kind.message(str(place)))
+        raise ValueError(kind.message(path))
 
 
 def find_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:

@@ -7,7 +7,6 @@ such a directory are refused by all sources, which would read other records than
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,13 +56,17 @@ def _recipe(title: str, do: str, section: str, **recognised: Any) -> Kind:
     return Kind(title, do, "Recipes for other files", section, **recognised)
 
 
-def _matches(*patterns: str) -> Callable[[Collection[str]], bool]:
-    return lambda names: any(fnmatch.filter(names, each) for each in patterns)
+def _has(*names: str) -> Callable[[Collection[str]], bool]:
+    return lambda found: any(name in found for name in names)
+
+
+def _has_below(directory: str, end: str = "") -> Callable[[Collection[str]], bool]:
+    return lambda found: any(name.startswith(directory) and name.endswith(end) for name in found)
 
 
 def _has_partitions(names: Collection[str]) -> bool:
-    shown = (name.partition("/") for name in names if not name.startswith((".", "_")))
-    return {"=" in first and bool(split) for first, split, _ in shown} == {True}
+    shown = [name for name in names if not name.startswith((".", "_"))]
+    return bool(shown) and all("=" in name.partition("/")[0] and "/" in name for name in shown)
 
 
 # The first that recognises something decides, so what others consist of comes last.
@@ -183,19 +186,19 @@ KINDS = (
         "a table of Delta Lake",
         "`deltalake` says which of its files belong to a version",
         "Delta Lake",
-        has=_matches("_delta_log/*"),
+        has=_has_below("_delta_log/"),
     ),
     _recipe(
         "an Iceberg table",
         "`pyiceberg` says which of its files belong to a snapshot",
         "Iceberg",
-        has=_matches("metadata/*.metadata.json"),
+        has=_has_below("metadata/", ".metadata.json"),
     ),
     _recipe(
         "a Zarr array or group",
         "read it by `zarr`",
         "Zarr",
-        has=_matches("zarr.json", ".zarray", ".zgroup"),
+        has=_has("zarr.json", ".zarray", ".zgroup"),
     ),
     _recipe("a data set of LitData", "read it by `litdata`", "LitData", key_of_index=b'"chunks"'),
     _recipe(
@@ -208,30 +211,35 @@ KINDS = (
         "a data set that Hugging Face saved",
         "`datasets.load_from_disk` opens it for `HuggingFaceDataSource`",
         "Hugging Face",
-        has=lambda names: {"state.json", "dataset_info.json"} <= {*names},
+        has=lambda names: "state.json" in names and "dataset_info.json" in names,
         has_own_reader=True,
     ),
 )
 
 
-def of_directory(path: str) -> Kind | None:
-    """The kind of a directory, if it is one of these."""
-    below, found = (os.path.join(path, name) for name in ("metadata", "index.json"))  # noqa: PTH118
-    names, index = [*_entries(path), *(f"metadata/{name}" for name in _entries(below))], b""
-    with contextlib.suppress(OSError), open(found, "rb") as file:  # noqa: PTH123 - see paths.py
-        index = file.read()
-    return of_names(names, index)
-
-
-def _entries(path: str) -> list[str]:
+def entries(path: str) -> list[str]:
     """The names in a directory; those of directories end with `/`."""
-    with contextlib.suppress(OSError), os.scandir(path) as entries:
-        return [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
-    return []
+    with os.scandir(path) as found:
+        return [f"{entry.name}/" if entry.is_dir() else entry.name for entry in found]
+
+
+def of_directory(path: str, names: Collection[str]) -> Kind | None:
+    """The kind of a directory, given its `entries`, if it is one of these."""
+    below, index = (os.path.join(path, name) for name in ("metadata", "index.json"))  # noqa: PTH118
+    names, text = [*names], b""
+    with contextlib.suppress(OSError):
+        if "metadata/" in names:
+            names += [f"metadata/{name}" for name in entries(below)]
+    with contextlib.suppress(OSError):
+        if "index.json" in names:
+            with open(index, "rb") as file:  # noqa: PTH123 - see paths.py
+                text = file.read()
+    return of_names(names, text)
 
 
 def of_names(names: Collection[str], index: bytes = b"") -> Kind | None:
     """The kind of a directory with these paths below it, and what its `index.json` has in it."""
+    names = frozenset(names)
     for kind in KINDS:
         is_named = kind.has is not None and kind.has(names)
         if is_named or (kind.key_of_index and kind.key_of_index in index):

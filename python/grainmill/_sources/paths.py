@@ -196,9 +196,9 @@ def _files(path: str, suffixes: Sequence[str], *, looks_up: bool) -> list[str]:
 
 
 def _in_directory(path: str, suffixes: Sequence[str]) -> list[str]:
-    _check_kind(other_kinds.of_directory(path), path)
-    with os.scandir(path) as entries:
-        names = sorted(entry.name for entry in entries if not entry.is_dir())
+    entries = other_kinds.entries(path)
+    _check_kind(other_kinds.of_directory(path, entries), path)
+    names = sorted(name for name in entries if not name.endswith("/"))
     files = [os.path.join(path, name) for name in _data_files(names, suffixes)]  # noqa: PTH118
     return _not_empty(files, path, f"the directory has no {_kind(suffixes)}")
 
