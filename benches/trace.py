@@ -8,6 +8,7 @@ Rounds with and without alternate in one process, over iterators that stay open.
 """
 
 import argparse
+import contextlib
 import itertools
 import statistics
 import tempfile
@@ -93,12 +94,9 @@ def measure(name, folder, rounds, round_s):
     for number in range(rounds):
         found = {}
         for is_traced in (False, True) if number % 2 else (True, False):
-            if is_traced:
-                trace = grain.trace(folder / "trace.json")
-                trace.__enter__()
-            found[is_traced] = cpu_of(iterator, count)
-            if is_traced:
-                trace.__exit__()
+            trace = grain.trace(folder / "trace.json") if is_traced else contextlib.nullcontext()
+            with trace:
+                found[is_traced] = cpu_of(iterator, count)
         plain.append(found[False] / count * 1e6)
         ratios.append(found[True] / found[False])
     iterator.close()

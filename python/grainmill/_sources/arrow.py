@@ -131,9 +131,6 @@ class ArrowDataSource(RowFilesSource):
         """The Arrow type of each column."""
         return {field.name: str(field.type) for field in self._files.schema}
 
-    def __len__(self) -> int:
-        return len(self._files)
-
     def _index_tree(self, leaf: tuple[Any, ...]) -> tuple[Any, ...]:
         """The order of the rows, as the engine sees it."""
         return ("wrap", len(self), leaf)

@@ -44,7 +44,7 @@ class RowFilesSource:
         return list(self._paths)
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return len(self._files)
 
     def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
         return self.__getitems__([record_key])[0]

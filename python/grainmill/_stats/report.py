@@ -113,6 +113,7 @@ def collected(
         if runs_plans(stage.node):
             set_self_time(stages, stage)
     limit_steps(stages, work_s, storage_s)
+    # Those in which workers were started are among its pulls.
     not_pulling_cpu_s = consumer.times.cpu_s - consumer.of_pulls_cpu_s
     running_s, consumer = _without_start(recorded, elapsed_s, consumer)
     of_next = thread_times(stages, 0) if stages else 0j

@@ -265,11 +265,16 @@ mod tests {
         }
     }
 
+    fn slow() -> StorageLatency {
+        let latency = StorageLatency::default();
+        latency.expect_slow();
+        latency
+    }
+
     #[test]
     fn long_reads_hold_no_more_than_a_window_before_and_behind() {
         let _turn = lock(&IN_TURN);
-        let latency = StorageLatency::default();
-        latency.expect_slow();
+        let latency = slow();
         let (reader, byte_len) = (Reader::new(&Far, &latency), 200 << 20);
         let mut reads = ForwardReads::default();
         let mut out = vec![0; 90 << 20];
@@ -288,8 +293,7 @@ mod tests {
     #[test]
     fn places_near_each_other_are_read_ahead_and_those_far_away_are_not() {
         let _turn = lock(&IN_TURN);
-        let latency = StorageLatency::default();
-        latency.expect_slow();
+        let latency = slow();
         let (reader, byte_len) = (Reader::new(&Far, &latency), 1 << 30);
         for (step, is_near) in
             [(1 << 20, true), (4 << 20, true), (6 << 20, false), (20 << 20, false)]
@@ -313,8 +317,7 @@ mod tests {
         let _turn = lock(&IN_TURN);
         let queue = ReadQueue::of_process();
         let held: Vec<Permit> = std::iter::from_fn(|| queue.enter()).collect();
-        let latency = StorageLatency::default();
-        latency.expect_slow();
+        let latency = slow();
         let (reader, byte_len) = (Reader::new(&Far, &latency), 200 << 20);
         let mut reads = ForwardReads::default();
         let mut read_at =
