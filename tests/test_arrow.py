@@ -117,7 +117,7 @@ def test_values_are_those_of_parquet_files(extension, codec):
     check(ArrowDataSource(f"a.{extension}"), as_parquet(content))
 
 
-@hypothesis.settings(max_examples=cases(25, 1000), deadline=None)
+@hypothesis.settings(max_examples=cases(25, 1000))
 @hypothesis.given(
     st.lists(
         st.tuples(
@@ -295,7 +295,7 @@ def test_files_that_are_cut_off_are_errors_or_fewer_rows(extension):
 @pytest.mark.parametrize(
     ("extension", "codec"), list(itertools.product(["arrow", "arrows"], [None, "lz4"]))
 )
-@hypothesis.settings(max_examples=cases(60, 5000), deadline=None)
+@hypothesis.settings(max_examples=cases(60, 5000))
 @hypothesis.given(st.data())
 def test_changed_bytes_are_errors_or_other_values(extension, codec, data):
     names = ["text", "tokens", "words", "struct", "map", "kind", "nested", "view", "bool"]

@@ -117,7 +117,7 @@ def arena():
     return Arena(poison=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(elements=batches(), cuts=st.lists(st.integers(1, 4), max_size=9), room=st.integers(0, 5))
 def test_builder_matches_numpy_stack(arena, elements, cuts, room):
     builder = BatchBuilder(len(elements) + room, arena)
@@ -136,7 +136,7 @@ def outcome(arena, *blocks):
         return str(failure)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(several=st.lists(batches(), min_size=1, max_size=4), data=st.data())
 def test_the_engine_and_leaf_by_leaf_give_the_same(arena, several, data):
     elements = [element for one in several for element in one]
@@ -363,7 +363,6 @@ def test_slots_hold_no_references(arena, dtype):
         copy_rows(np.empty((3, 1), dtype), [np.empty(1, dtype)], 0, hot=False)
 
 
-@settings(deadline=None)
 @given(data=st.data(), batch_size=st.integers(1, 40))
 def test_rows_of_columns_stack_like_elements(data, batch_size):
     builder = BatchBuilder(batch_size, Arena())
@@ -443,7 +442,7 @@ def test_numpys_scalars_are_stacked_or_declined(drawn, kinds):
         assert rows is None
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     elements=st.lists(st.integers(0, 9) | st.floats(0, 9), min_size=1, max_size=5),
     extra=st.integers(0, 3),
@@ -470,7 +469,7 @@ def test_tree_without_jax_keeps_order_and_none(arena, monkeypatch):
     assert batch["a"].tolist() == [None, None]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(elements=batches())
 def test_flatten_matches_jax(elements):
     for element in elements:
@@ -497,7 +496,7 @@ def test_a_layout_holds_no_element():
     assert (kind, first, rows.shape, second, values) == (dict, "a", (3, 5000), "b", [])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data(), has_jax=st.booleans())
 def test_the_order_of_keys_does_not_matter(data, has_jax):
     """Also where the engine gives up, keys cannot be sorted, and for batches that are joined."""

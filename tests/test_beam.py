@@ -24,7 +24,7 @@ from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import core
 from beam_files import PREFIX
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import grainmill as grain
@@ -439,7 +439,6 @@ def test_failed_pipeline_leaves_no_file_under_a_final_name():
         assert not [path for path in Path("shards").iterdir() if not path.name.endswith(".tmp")]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.binary(max_size=20))), st.integers(1, 3000))
 def test_sorted_records_match_sorted(pairs, max_bytes):
     found = list(sorting.sorted_records(iter(pairs), max_bytes))

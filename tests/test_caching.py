@@ -151,7 +151,7 @@ def test_elements_are_those_of_the_first_epoch_in_every_epoch(where):
     assert len(set(ds.repeat(3))) == 21
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     length=st.integers(1, 30),
     requests=st.lists(st.lists(st.integers(0, 89), min_size=1, max_size=8), max_size=12),

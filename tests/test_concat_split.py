@@ -48,7 +48,7 @@ def test_states_are_those_of_golden_vectors(case):
         assert_all_same(drain(other), expected[count:])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=st.lists(st.integers(1, 20), max_size=30), capacity=st.integers(1, 12))
 def test_concat_split_matches_slow_cut(lengths, capacity):
     cells = [(x, cell) for x, length in enumerate(lengths) for cell in range(length)]
@@ -68,7 +68,7 @@ def test_concat_split_matches_slow_cut(lengths, capacity):
         np.testing.assert_array_equal([row["t"], row["t_segment_ids"], row["t_positions"]], other)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=20))
 def test_every_token_of_every_feature_comes_once(lengths):
     elements = [

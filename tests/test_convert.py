@@ -345,7 +345,7 @@ def test_options_are_those_of_the_writer(tmp_path, inputs):
     assert len(read_array_record(output)) == 100
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.dictionaries(
         st.text(max_size=5),

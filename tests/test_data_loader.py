@@ -11,7 +11,7 @@ import effort
 import numpy as np
 import oracle
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pipelines import add_one, close, encode, take, tokens, transforms
 from under_test import INLINE, IS_GRAIN, NAME, experimental, grain
@@ -45,7 +45,6 @@ def elements(of, count=None):
 # --- samplers ------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     num_records=st.integers(3, 40),
     num_epochs=st.integers(1, 3),

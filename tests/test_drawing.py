@@ -302,7 +302,7 @@ def check_layout(found):
                 assert not overlap((x - 1, y - 1, to_x + 1, to_y + 1), other)
 
 
-@settings(max_examples=effort.cases(60, 2000), deadline=None)
+@settings(max_examples=effort.cases(60, 2000))
 @given(ITERS)
 def test_boxes_do_not_overlap_and_arrows_do_not_cross(ds):
     found = laid_out(ds)

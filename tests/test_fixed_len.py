@@ -63,7 +63,7 @@ def token_files(draw):
     return arrays, dtype, length, draw(st.none() | st.integers(1, 60)), draw(st.integers(0, 30))
 
 
-@hypothesis.settings(deadline=None, max_examples=cases(40, 2_000))
+@hypothesis.settings(max_examples=cases(40, 2_000))
 @hypothesis.given(token_files(), st.booleans())
 def test_windows_are_those_of_slices(tmp_path_factory, drawn, is_npy):
     arrays, dtype, length, stride, header_bytes = drawn
@@ -83,7 +83,7 @@ def test_windows_are_those_of_slices(tmp_path_factory, drawn, is_npy):
     check(source, expected, dtype)
 
 
-@hypothesis.settings(deadline=None, max_examples=cases(40, 2_000))
+@hypothesis.settings(max_examples=cases(40, 2_000))
 @hypothesis.given(
     st.sampled_from([*TYPES, "?", "<c8", "S3", "<U2", "<M8[s]", "V5"]),
     st.lists(st.integers(0, 30), min_size=1, max_size=3),

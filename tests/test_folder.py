@@ -93,7 +93,7 @@ def check(source, expected):
             source[key]
 
 
-@settings(max_examples=cases(60, long=2000), deadline=None)
+@settings(max_examples=cases(60, long=2000))
 @given(tree=TREES)
 def test_files_are_those_of_a_slow_walk(tree):
     shutil.rmtree("root", ignore_errors=True)

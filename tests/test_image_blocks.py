@@ -68,7 +68,7 @@ def assert_same(found, expected):
 CROPS = [None, "center", "fit", lambda height, width: (height // 3, 0, height // 2, width)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.sampled_from(FILES), max_size=6),
     st.sampled_from(CROPS),

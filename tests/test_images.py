@@ -113,7 +113,7 @@ def test_all_sizes_and_kinds_of_jpeg_are_those_of_pil(shape, subsampling, progre
         np.testing.assert_array_equal(DecodeImage().map(data), by_pil(opened(data)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(FILES)), st.data())
 def test_crop_equals_that_part_of_the_image(name, data):
     exif = data.draw(st.booleans())
@@ -434,7 +434,7 @@ BOXES = [(35, 302, 171, 129), (3, 19, 282, 366), (48, 219, 260, 231)]
 NARROW = (0, 193, 10, 13)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 600), st.integers(1, 600), st.integers(0, 2**32))
 def test_random_boxes_lie_in_the_image(height, width, seed):
     decode = DecodeRandomCrop(size=(8, 8), scale=(0.2, 0.5), ratio=(0.5, 2))

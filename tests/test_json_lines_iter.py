@@ -41,7 +41,7 @@ def lines_of(count, seed=0):
     return [json.dumps({"n": n, "x": draw.random()}).encode() for n in range(count)]
 
 
-@hypothesis.settings(deadline=None, max_examples=cases(80, 3_000))
+@hypothesis.settings(max_examples=cases(80, 3_000))
 @hypothesis.given(st.lists(LINE, max_size=30), st.sampled_from(WHOLE + PARTS), st.data())
 def test_lines_and_states_match_the_slow_twin(tmp_path_factory, lines, how, data):
     text = b"\n".join(lines)

@@ -44,7 +44,7 @@ LINE = st.sampled_from([*LINES, *MARKS]) | st.binary(max_size=30)
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\n\n", b"\n \n"])
 
 
-@hypothesis.settings(deadline=None, max_examples=cases(60, 3_000))
+@hypothesis.settings(max_examples=cases(60, 3_000))
 @hypothesis.given(
     st.lists(st.tuples(LINE, ENDS)),
     LINE,
@@ -263,7 +263,7 @@ NAMES = st.sampled_from(
 EXTENSIONS = st.sampled_from([".jpg", ".JSON", ".seg.png", "", ".cls"])
 
 
-@hypothesis.settings(deadline=None, max_examples=cases(60, 3_000))
+@hypothesis.settings(max_examples=cases(60, 3_000))
 @hypothesis.given(
     st.lists(st.tuples(NAMES, EXTENSIONS, st.none() | st.binary(max_size=2000)), max_size=20),
     st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),

@@ -160,7 +160,7 @@ def test_other_compressions_are_refused_unless_shards_are_there_decompressed():
     check(MDSDataSource("data"), samples)
 
 
-@hypothesis.settings(max_examples=cases(25, 1000), deadline=None)
+@hypothesis.settings(max_examples=cases(25, 1000))
 @hypothesis.given(st.data(), st.sampled_from([None, "gz", "zstd"]))
 def test_any_data_set_is_read(data, compression):
     kinds = data.draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=4))
@@ -245,7 +245,7 @@ def test_shards_that_are_cut_off_are_errors(compression):
 
 
 @pytest.mark.parametrize("compression", [None, "gz"])
-@hypothesis.settings(max_examples=cases(100, 5000), deadline=None)
+@hypothesis.settings(max_examples=cases(100, 5000))
 @hypothesis.given(st.data())
 def test_changed_bytes_are_errors_or_other_values(compression, data):
     columns = {"n": "int", "s": "str", "j": "json", "a": "ndarray:int16:2"}

@@ -88,7 +88,7 @@ def check(source, expected, code):
         assert [each.tolist() for each in found] == expected
 
 
-@settings(max_examples=cases(60, long=2000), deadline=None)
+@settings(max_examples=cases(60, long=2000))
 @given(
     parts=st.lists(DOCUMENTS, min_size=1, max_size=3),
     code=st.sampled_from(list(TYPES)),

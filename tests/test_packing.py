@@ -140,7 +140,7 @@ _ELEMENTS = st.lists(
 )
 
 
-@settings(max_examples=cases(60, 3_000), deadline=None)
+@settings(max_examples=cases(60, 3_000))
 @given(
     elements=_ELEMENTS,
     num_bins=st.integers(1, 6),

@@ -52,7 +52,7 @@ def files(draw):
     return table, options
 
 
-@settings(max_examples=cases(30, 1_500), deadline=None)
+@settings(max_examples=cases(30, 1_500))
 @given(files(), st.integers(0, 2**32), st.sampled_from([0, 3000, 1 << 29]))
 def test_rows_are_those_of_pyarrow(tmp_path_factory, file, seed, cache_bytes):
     table, options = file
@@ -74,7 +74,7 @@ def test_rows_are_those_of_pyarrow(tmp_path_factory, file, seed, cache_bytes):
         assert plain(source[at]) == expected[at]
 
 
-@settings(max_examples=cases(25, 1_250), deadline=None)
+@settings(max_examples=cases(25, 1_250))
 @given(files(), st.integers(1, 40))
 def test_batches_are_the_stacked_elements(tmp_path_factory, file, batch_size):
     table, options = file
@@ -675,7 +675,7 @@ def test_null_of_a_dictionary_is_none(tmp_path):
     assert rows == [["a", "b", "b", "b"], ["a", None, "b", None]]
 
 
-@settings(max_examples=cases(25, 1_250), deadline=None)
+@settings(max_examples=cases(25, 1_250))
 @given(files())
 def test_sequential_rows_are_those_of_grain(tmp_path_factory, file):
     table, options = file

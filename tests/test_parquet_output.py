@@ -88,7 +88,7 @@ FEATURES = st.dictionaries(st.text(max_size=4), st.sampled_from(list(KINDS)), mi
 
 
 @given(FEATURES, st.data())
-@settings(max_examples=cases(60, 3_000), deadline=None)
+@settings(max_examples=cases(60, 3_000))
 def test_examples_come_back_from_columns_and_json_with_their_kinds(features, data):
     examples = [
         {name: {kind: data.draw(st.lists(KINDS[kind], max_size=3))} for name, kind in drawn.items()}
@@ -180,7 +180,7 @@ def test_no_records_have_a_schema():
         max_size=20,
     )
 )
-@settings(max_examples=cases(60, 3_000), deadline=None)
+@settings(max_examples=cases(60, 3_000))
 def test_values_are_those_of_the_records(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("rows") / "out.parquet"
     output = ParquetOutput(str(path), "x", schema="n:int64,x:double,s:string,l:list<int64>")

@@ -174,7 +174,7 @@ def messages(draw):
 
 
 @given(messages(), st.data())
-@settings(max_examples=cases(300, 15_000), deadline=None)
+@settings(max_examples=cases(300, 15_000))
 def test_random_messages_are_read_as_slowly(message, data):
     if data.draw(st.integers(0, 9)) == 0:
         message = message[: data.draw(st.integers(0, len(message)))]
@@ -198,7 +198,7 @@ def test_random_messages_are_read_as_slowly(message, data):
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint8", "uint16", "uint32", "uint64"])
 @given(values=st.lists(int64s, min_size=1, max_size=60))
-@settings(max_examples=cases(30, 1_500), deadline=None)
+@settings(max_examples=cases(30, 1_500))
 def test_values_that_do_not_fit_the_dtype_are_refused(dtype, values):
     parse = ParseExample({"x": Feature(dtype, (-1,))})
     limits = np.iinfo(dtype)

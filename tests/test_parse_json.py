@@ -43,7 +43,7 @@ def typed(value):
 
 
 @given(value=values, ascii_only=st.booleans(), indent=st.sampled_from([None, 1, "\t"]))
-@settings(max_examples=cases(200, 10_000), deadline=None)
+@settings(max_examples=cases(200, 10_000))
 def test_objects_are_those_of_json(value, ascii_only, indent):
     text = json.dumps({"before": value, "x": value}, ensure_ascii=ascii_only, indent=indent)
     expected = typed(json.loads(text)["x"])
@@ -66,7 +66,7 @@ def test_objects_are_those_of_json(value, ascii_only, indent):
     ).map("".join),
     wrapped=st.booleans(),
 )  # fmt: skip
-@settings(max_examples=cases(400, 20_000), deadline=None)
+@settings(max_examples=cases(400, 20_000))
 def test_what_is_an_object_is_decided_as_by_json(text, wrapped):
     if wrapped:
         text = '{"x": ' + text + "}"

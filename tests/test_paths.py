@@ -228,7 +228,7 @@ def test_a_build_without_stores_says_so(monkeypatch):
         expand("gs://b/*")
 
 
-@settings(max_examples=cases(100, 5_000), deadline=None)
+@settings(max_examples=cases(100, 5_000))
 @given(
     st.lists(st.sampled_from(["a", "b", "*", "?", "[ab]", "[!a]", "/", "**/"]), max_size=6).map(
         "".join

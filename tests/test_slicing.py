@@ -50,7 +50,7 @@ STAGES = {
 }
 
 
-@settings(max_examples=cases(50, 5000), deadline=None)
+@settings(max_examples=cases(50, 5000))
 @given(
     length=st.integers(0, 30),
     num_workers=st.integers(1, 5),
@@ -153,7 +153,7 @@ def test_users_map_dataset_is_sliced_after_it_and_before_it():
 # --- ranges of consecutive elements ------------------------------------------------------------
 
 
-@settings(max_examples=cases(50, 5000), deadline=None)
+@settings(max_examples=cases(50, 5000))
 @given(length=st.integers(0, 40), num_workers=st.integers(1, 6), seed=st.integers(0, 9))
 def test_consecutive_slices_match_pieces_shuffled_by_themselves(length, num_workers, seed):
     dataset = MapDataset.range(length).shuffle(seed).to_iter_dataset(INLINE)

@@ -154,7 +154,6 @@ def check(by_name, plan, batch_size, start):
 pytestmark = pytest.mark.timeout(cases(300, 7200))
 NUM = cases(40, 3000)
 LIMITS = {
-    "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 }
 

@@ -75,7 +75,7 @@ def slow():
 # --- compression ------------------------------------------------------------------------------
 
 
-@hypothesis.settings(deadline=None, max_examples=cases(60, 3_000))
+@hypothesis.settings(max_examples=cases(60, 3_000))
 @hypothesis.given(
     st.lists(st.binary(max_size=300) | st.sampled_from(MARKS), max_size=40),
     st.sampled_from(HOWS),

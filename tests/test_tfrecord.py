@@ -72,7 +72,7 @@ def test_crcs_are_those_of_the_slow_twin():
         assert masked_crc32c(data) == formats.masked(data)
 
 
-@hypothesis.settings(deadline=None, max_examples=cases(40, 2_000))
+@hypothesis.settings(max_examples=cases(40, 2_000))
 @hypothesis.given(
     st.lists(st.binary(max_size=300), max_size=40),
     st.sampled_from(["none", "gzip", "zlib", "members", "zstd", "frames"]),
