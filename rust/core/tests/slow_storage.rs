@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::formats::array_record::RecordWriter;
@@ -29,6 +29,8 @@ struct SlowFiles {
     num_reads: AtomicUsize,
     in_flight: AtomicUsize,
     max_in_flight: AtomicUsize,
+    /// How many reads must have been in flight at once before any ends.
+    holds_until: AtomicUsize,
     fails: AtomicUsize,
     /// Whether reads can be requested, and how many were.
     has_requests: AtomicBool,
@@ -106,6 +108,13 @@ impl SlowFile {
         if delay > 0 {
             std::thread::sleep(Duration::from_micros(delay as u64));
         }
+        let since = Instant::now();
+        while storage.max_in_flight.load(Ordering::Relaxed)
+            < storage.holds_until.load(Ordering::Relaxed)
+            && since.elapsed() < Duration::from_secs(20)
+        {
+            std::thread::sleep(Duration::from_micros(200));
+        }
         storage.in_flight.fetch_sub(1, Ordering::Relaxed);
         if storage.fails.load(Ordering::Relaxed) > 0 {
             return Err(Error::Changed { path: self.path.display().to_string() });
@@ -179,8 +188,15 @@ impl Shared {
         self.0.delay_us.store(delay, Ordering::Relaxed);
     }
 
-    /// The maximum number of reads in flight since the last call.
+    /// Makes reads wait for each other until `count` are in flight, however busy the machine is.
+    fn hold_until(&self, count: usize) {
+        self.0.max_in_flight.store(0, Ordering::Relaxed);
+        self.0.holds_until.store(count, Ordering::Relaxed);
+    }
+
+    /// The maximum number of reads in flight since the last call. No read waits for others any more.
     fn take_max_in_flight(&self) -> usize {
+        self.0.holds_until.store(0, Ordering::Relaxed);
         self.0.max_in_flight.swap(0, Ordering::Relaxed)
     }
 
@@ -256,8 +272,6 @@ fn reads_in_flight_reach_the_limit_and_records_stay_in_order() {
         [1, 7, 100].into_iter().flat_map(|max| [(max, false), (max, true)])
     {
         storage.set_has_requests(has_requests);
-        // Long enough for all to start, on a busy machine too.
-        storage.set_delay_us(if max_in_flight == 100 { 20_000 } else { 4000 });
         storage.take_num_requests();
         let queue = ReadQueue::new(max_in_flight);
         let blocks: Vec<Vec<u64>> = scattered(1000)
@@ -265,7 +279,7 @@ fn reads_in_flight_reach_the_limit_and_records_stay_in_order() {
             .take(if max_in_flight < 100 { 3 } else { 20 })
             .map(Vec::from)
             .collect();
-        storage.take_max_in_flight();
+        storage.hold_until(max_in_flight);
         let pending: Vec<_> = blocks
             .iter()
             .map(|block| {
@@ -277,8 +291,7 @@ fn reads_in_flight_reach_the_limit_and_records_stay_in_order() {
         for pending in pending {
             assert_eq!(pending.finish().unwrap().len(), 20);
         }
-        let found = storage.take_max_in_flight();
-        assert!(found <= max_in_flight && 2 * found >= max_in_flight, "{found} of {max_in_flight}");
+        assert_eq!(storage.take_max_in_flight(), max_in_flight);
         let num_requested = if has_requests { 20 * blocks.len() } else { 0 };
         assert_eq!(storage.take_num_requests(), num_requested);
         let records = read(&files, &blocks[0], &queue);
@@ -520,7 +533,6 @@ fn far_files_of_a_mixture_are_read_like_far_files_alone() {
     let (near, far) = (Shared::default(), Shared::default());
     let near_files = near.open([near.add("near", 3000, 5000, "group_size:1,uncompressed")]);
     let far_files = slow(&far, [far.add("far", 300, 70_000, "group_size:1,uncompressed")]);
-    far.set_delay_us(20_000);
     let joined = Arc::new(Files::joined([&*near_files, &far_files]).unwrap());
     assert!(joined.is_slow() && !near_files.is_slow());
     let queue = ReadQueue::default();
@@ -532,7 +544,7 @@ fn far_files_of_a_mixture_are_read_like_far_files_alone() {
         }
         let plan = open::plan(&joined, &positions).unwrap();
         assert!(plan.is_slow());
-        far.take_max_in_flight();
+        far.hold_until(15);
         let records = read::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
         let records = records.finish().unwrap();
         assert!(far.take_max_in_flight() >= 15);
@@ -722,23 +734,29 @@ fn raised_limit_starts_what_waits_and_lowered_one_nothing_until_fewer_are_in_fli
         storage.set_has_requests(has_requests);
         let queue = ReadQueue::new(2);
         for limit in [2, 40, 3, 12] {
-            // Long enough for all to start, on a busy machine too.
-            storage.set_delay_us(if limit == 40 { 20_000 } else { 4000 });
             let positions = &scattered(2000)[..40 * limit];
             let plan = open::plan(&files, positions).unwrap();
-            storage.take_max_in_flight();
+            let before = queue.max_in_flight();
+            let is_lower = limit < before;
+            storage.hold_until(if is_lower { usize::MAX } else { limit });
             let pending = read::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
-            let is_lower = limit < queue.max_in_flight();
-            queue.set_max_in_flight(limit);
             if is_lower {
-                while storage.0.in_flight.load(Ordering::Relaxed) > limit {
+                let in_flight = || storage.0.in_flight.load(Ordering::Relaxed);
+                while in_flight() < before {
+                    std::thread::yield_now();
+                }
+                queue.set_max_in_flight(limit);
+                storage.0.holds_until.store(0, Ordering::Relaxed);
+                while in_flight() > limit {
                     std::thread::yield_now();
                 }
                 storage.take_max_in_flight();
+            } else {
+                queue.set_max_in_flight(limit);
             }
             assert_are(&pending.finish().unwrap(), positions, 5000);
             let found = storage.take_max_in_flight();
-            assert!(found <= limit && (is_lower || 2 * found >= limit), "{found} of {limit}");
+            assert!(found == limit || is_lower && found < limit, "{found} of {limit}");
         }
     }
 }
