@@ -42,8 +42,10 @@ class Format:
     command: str = ""
     may_be_empty: bool = True
 
-    def open(self, path):
-        return getattr(grain.sources, self.source)(str(path), **self.options)
+    def open(self, paths):
+        """The source of the files at a path or several."""
+        paths = paths if isinstance(paths, list) else str(paths)
+        return getattr(grain.sources, self.source)(paths, **self.options)
 
     def read(self, path):
         """All records: one by one, as a list, and through a pipeline."""

@@ -23,10 +23,13 @@ import itertools
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import effort
@@ -95,6 +98,38 @@ def test_what_is_no_file_is_an_error_that_names_it(tmp_path, name):
     else:
         with pytest.raises(ERRORS, match="empty"):
             found.read(empty)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "hugging_face"])
+def test_threads_that_need_more_files_than_may_be_open_wait_for_each_other(tmp_path, name):
+    made(name, tmp_path)
+    paths = []
+    for number in range(40):
+        copies = tmp_path / f"copy-{number}"
+        copies.mkdir()
+        for part in tmp_path.glob("*file.*"):
+            shutil.copy(part, copies)
+        paths.append(str(copies / f"file{FORMATS[name].extension}"))
+
+    def read():
+        start.wait()
+        source = FORMATS[name].open(paths)
+        found = source.__getitems__(range(len(source)))
+        assert plain(found) == plain(FORMATS[name].open(paths[:1])) * len(paths)
+
+    FORMATS[name].open(paths).__getitems__([0])  # what stays open when a source is first used
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A thread has at most two open: a file, and one that belongs to it.
+    limit = 17 + sum(1 for _ in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    start = threading.Barrier(16)
+    try:
+        with ThreadPoolExecutor(16) as threads:
+            done = [threads.submit(read) for _ in range(16)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for each in done:
+        each.result()
 
 
 def test_pipes_and_devices_are_errors_and_not_waited_for(tmp_path):

@@ -150,8 +150,10 @@ class _Mapped:
 
     def __init__(self, path: str, pyarrow: Any) -> None:
         self.name = shown(path)
-        self._mapped = pyarrow.memory_map(path) if len(_native.FileBytes(path)) else None
-        self._bytes = pyarrow.py_buffer(b"") if self._mapped is None else self._mapped.read_buffer()
+        self._bytes = pyarrow.py_buffer(b"")
+        if len(_native.FileBytes(path)):
+            with pyarrow.memory_map(path) as mapped:  # what is mapped stays so when it is closed
+                self._bytes = mapped.read_buffer()
 
     def __len__(self) -> int:
         return int(self._bytes.size)

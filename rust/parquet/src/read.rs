@@ -1,6 +1,5 @@
 //! Reads rows: decodes the units that hold them, and gathers their values in the order requested.
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -106,7 +105,6 @@ impl ParquetFiles {
         queue: &ReadQueue,
         mut look: impl FnMut(Range<u64>, Result<ArrayRef>) -> Result<()>,
     ) -> Result<()> {
-        let mut opened = Opened { files: HashMap::new(), queue: Some(queue) };
         let mut finder = UnitFinder::new(self, column);
         let mut at = rows.start;
         while at < rows.end {
@@ -115,7 +113,7 @@ impl ParquetFiles {
             let unit = finder.get(pick).cloned();
             let held = unit.as_ref().map_or(pick.row..num_rows, Unit::rows);
             let next = rows.end.min(at.saturating_add(held.end - pick.row));
-            let arrays = unit.and_then(|unit| self.arrays(&[unit], &mut opened));
+            let arrays = unit.and_then(|unit| self.arrays(&[unit], Some(queue)));
             let index = |row: u64| usize::try_from(row).unwrap_or(usize::MAX);
             let values = arrays.and_then(|arrays| match arrays.first() {
                 Some(array) => Ok(array.slice(index(pick.row - held.start), index(next - at))),
@@ -130,13 +128,12 @@ impl ParquetFiles {
 
     /// What is wrong with the first of the picks that cannot be read; reads one unit after another.
     fn first_error(self: &Arc<Self>, picks: &[Pick], columns: &[usize]) -> Option<Error> {
-        let mut opened = Opened { files: HashMap::new(), queue: None };
         let mut units = HashSet::new();
         let mut finders = self.finders(columns);
         let mut read = |pick: Pick, finder: &mut UnitFinder<'_>| {
             let unit = finder.get(pick)?;
             if units.insert(unit.key) {
-                self.arrays(std::slice::from_ref(unit), &mut opened)?;
+                self.arrays(std::slice::from_ref(unit), None)?;
             }
             Ok(())
         };
@@ -156,10 +153,9 @@ impl ParquetFiles {
         columns: &[usize],
         queue: &ReadQueue,
     ) -> Result<Vec<Parts>> {
-        let mut opened = Opened { files: HashMap::new(), queue: Some(queue) };
         let passes = self.passes(picks, columns)?;
         if let [_] = &passes[..] {
-            return self.gather(picks, columns, &mut opened);
+            return self.gather(picks, columns, queue);
         }
         // Too much to decode at once: gather the rows of some units, then of others.
         let mut pieces: Vec<Vec<ArrayRef>> = vec![Vec::new(); columns.len()];
@@ -169,7 +165,7 @@ impl ParquetFiles {
                 places[at] = (number, within);
             }
             let picks: Vec<Pick> = pass.iter().map(|&at| picks[at]).collect();
-            let gathered = self.gather(&picks, columns, &mut opened)?;
+            let gathered = self.gather(&picks, columns, queue)?;
             for (pieces, column) in pieces.iter_mut().zip(gathered) {
                 pieces.push(column.joined()?);
             }
@@ -233,7 +229,7 @@ impl ParquetFiles {
         self: &Arc<Self>,
         picks: &[Pick],
         columns: &[usize],
-        opened: &mut Opened<'_>,
+        queue: &ReadQueue,
     ) -> Result<Vec<Parts>> {
         let mut units: Vec<Unit> = Vec::new();
         let mut numbers: HashMap<Key, usize> = HashMap::new();
@@ -256,12 +252,17 @@ impl ParquetFiles {
             }
             places_by_column.push(of_column);
         }
-        let arrays = self.arrays(&units, opened)?;
+        let arrays = self.arrays(&units, Some(queue))?;
         Ok(places_by_column.iter().map(|places| parts_of(&arrays, places)).collect())
     }
 
-    /// The decoded units, from the cache or the files.
-    fn arrays(self: &Arc<Self>, units: &[Unit], opened: &mut Opened<'_>) -> Result<Vec<ArrayRef>> {
+    /// The decoded units, from the cache or the files, which others read if there is a `queue` and
+    /// storage is slow.
+    fn arrays(
+        self: &Arc<Self>,
+        units: &[Unit],
+        queue: Option<&ReadQueue>,
+    ) -> Result<Vec<ArrayRef>> {
         let claims = self.cache().claim(units.iter().map(Unit::estimate));
         let mut arrays: Vec<Option<ArrayRef>> = vec![None; units.len()];
         let (mut slots, mut missing) = (Vec::new(), Vec::new());
@@ -275,11 +276,11 @@ impl ParquetFiles {
                 }
             }
         }
-        match opened.queue {
+        match queue {
             Some(queue) if self.is_slow() && !missing.is_empty() => {
                 Ahead::of_claimed(self, missing, queue).wait()?;
             }
-            _ => self.decode(missing, opened)?,
+            _ => self.decode(missing)?,
         }
         for (number, slot) in slots {
             let mut array = slot.wait()?;
@@ -287,7 +288,7 @@ impl ParquetFiles {
                 // Those who fetched it could not decode it: this thread finds out why. As long as the slot
                 // is held, others find what it decodes.
                 let unit = ClaimedUnit::new(units[number].clone(), &slot, &[]);
-                self.decode(vec![unit], opened)?;
+                self.decode(vec![unit])?;
                 array = slot.wait()?;
             }
             arrays[number] = Some(array.ok_or_else(nothing_decoded)?);
@@ -296,12 +297,17 @@ impl ParquetFiles {
     }
 
     /// Fetches and decodes units on this thread.
-    fn decode(&self, units: Vec<Arc<ClaimedUnit>>, opened: &mut Opened<'_>) -> Result<()> {
+    fn decode(&self, units: Vec<Arc<ClaimedUnit>>) -> Result<()> {
         let limits = if self.is_slow() { JoinLimits::SLOW } else { JoinLimits::FAST };
+        let mut opened: Option<(u32, OpenFile)> = None;
         for request in requests_of(units, limits) {
-            let file = match opened.files.entry(request.file) {
-                Entry::Occupied(entry) => entry.into_mut(),
-                Entry::Vacant(entry) => entry.insert(self.file(request.file as usize)?.reopen()?),
+            let file = match &opened {
+                Some((number, file)) if *number == request.file => file,
+                _ => {
+                    opened = None; // closed before another one is opened
+                    let file = self.file(request.file as usize)?.reopen()?;
+                    &opened.insert((request.file, file)).1
+                }
             };
             request.run(self, file)?;
         }
@@ -311,11 +317,4 @@ impl ParquetFiles {
 
 fn nothing_decoded() -> Error {
     Error::Panicked("nothing was decoded".to_owned())
-}
-
-/// The files that a thread has opened for its reads, and the queue for those that it makes others do
-/// where storage is slow, if it does.
-struct Opened<'a> {
-    files: HashMap<u32, OpenFile>,
-    queue: Option<&'a ReadQueue>,
 }

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, RwLock};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::lru::Lru;
 use super::read_queue::StorageLimit;
@@ -19,6 +21,8 @@ use crate::{Error, Result};
 const LIMIT_DIVISOR: u64 = 2;
 const MIN_OPEN: u64 = 64;
 const MAX_OPEN: u64 = 1 << 16;
+/// How long a file waits to be opened for other threads, which use as many as may be open.
+const MAX_WAIT: Duration = Duration::from_secs(10);
 
 /// Files by their path, on any mounted file system.
 #[derive(Debug, Default)]
@@ -52,6 +56,7 @@ struct LocalFile {
 struct OpenFile {
     file: ReadFile,
     path: Arc<Path>,
+    _counted: Arc<()>,
 }
 
 /// Identifies a file and its content: equal if the path still leads to the same, unchanged file.
@@ -74,6 +79,8 @@ impl Identity {
 struct OpenFiles {
     files: Lru<u64, Arc<OpenFile>>,
     max_open: usize,
+    /// Shared by all that are open, also those that were evicted while a thread reads them.
+    counted: Arc<()>,
 }
 
 static OPEN_FILES: PerProcess<RwLock<OpenFiles>> =
@@ -85,7 +92,7 @@ impl OpenFiles {
     fn within_limit() -> Self {
         let max_open = platform::max_files().map_or(MAX_OPEN, |limit| limit / LIMIT_DIVISOR);
         let max_open = max_open.clamp(MIN_OPEN, MAX_OPEN) as usize;
-        Self { files: Lru::default(), max_open }
+        Self { files: Lru::default(), max_open, counted: Arc::default() }
     }
 
     fn get(&self, id: u64) -> Option<Arc<OpenFile>> {
@@ -111,8 +118,8 @@ fn with_open_files<T>(work: impl FnOnce(&mut OpenFiles) -> T) -> T {
 
 impl LocalFile {
     fn open(path: &Path) -> Result<(Self, Arc<OpenFile>)> {
-        let file = open_evicting(path)?;
-        let metadata = file.metadata().map_err(|error| Error::io(path, "stat", error))?;
+        let open = Arc::new(OpenFile::open(&path.into())?);
+        let metadata = open.file.metadata().map_err(|error| Error::io(path, "stat", error))?;
         match metadata.kind {
             FileKind::Regular => {}
             FileKind::Directory => {
@@ -124,8 +131,7 @@ impl LocalFile {
             }
         }
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let path: Arc<Path> = path.into();
-        let open = Arc::new(OpenFile { file, path: Arc::clone(&path) });
+        let path = Arc::clone(&open.path);
         drop(with_open_files(|files| files.insert(id, Arc::clone(&open))));
         let Identity { byte_len, modified_ns, id: (device, inode) } = Identity::of(&metadata);
         let found =
@@ -139,8 +145,7 @@ impl LocalFile {
         if let Some(open) = OPEN_FILES.read().get(self.id) {
             return Ok(open);
         }
-        let file = open_evicting(&self.path)?;
-        let open = Arc::new(OpenFile { file, path: Arc::clone(&self.path) });
+        let open = Arc::new(OpenFile::open(&self.path)?);
         drop(with_open_files(|files| files.insert(self.id, Arc::clone(&open))));
         Ok(open)
     }
@@ -184,6 +189,38 @@ impl StoredFile for LocalFile {
     }
 }
 
+impl OpenFile {
+    /// Opens a file. Where the process has too many open, closes some of ours first, and waits for
+    /// those that other threads read.
+    fn open(path: &Arc<Path>) -> Result<Self> {
+        let started = Instant::now();
+        loop {
+            let counted = Arc::clone(&OPEN_FILES.read().counted);
+            let error = match ReadFile::open(path) {
+                Ok(file) => return Ok(Self { file, path: Arc::clone(path), _counted: counted }),
+                Err(error) => error,
+            };
+            drop(counted);
+            // Other code has used up the limit: keep fewer files open.
+            if platform::is_out_of_files(&error) {
+                let evicted = with_open_files(|open| {
+                    let half = open.files.len().div_ceil(2);
+                    open.evict_oldest(half)
+                });
+                if !evicted.is_empty() {
+                    continue;
+                }
+                let are_in_use = Arc::strong_count(&OPEN_FILES.read().counted) > 1;
+                if are_in_use && started.elapsed() < MAX_WAIT {
+                    thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
+            }
+            return Err(Error::io(&**path, "open", error));
+        }
+    }
+}
+
 impl ReadAt for OpenFile {
     fn read_at(&self, mut out: &mut [u8], mut at: u64) -> Result<()> {
         let (began, start) = (timeline::begin(), at);
@@ -212,22 +249,5 @@ impl ReadAt for OpenFile {
 impl Drop for LocalFile {
     fn drop(&mut self) {
         drop(with_open_files(|open| open.files.remove(&self.id)));
-    }
-}
-
-/// Opens a file; where the process has too many open, closes some of ours first.
-fn open_evicting(path: &Path) -> Result<ReadFile> {
-    loop {
-        match ReadFile::open(path) {
-            Ok(file) => return Ok(file),
-            // Other code has used up the limit: keep fewer files open.
-            Err(error)
-                if platform::is_out_of_files(&error)
-                    && with_open_files(|open| {
-                        let half = open.files.len().div_ceil(2);
-                        !open.evict_oldest(half).is_empty()
-                    }) => {}
-            Err(error) => return Err(Error::io(path, "open", error)),
-        }
     }
 }

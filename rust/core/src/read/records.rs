@@ -118,6 +118,7 @@ impl Plan {
                     handle.reader(&planned.latency)
                 }
                 (None, _) => {
+                    handle = None; // closed first, or threads that have one each wait for each other
                     let opened = (picks[0].file, planned.handle()?);
                     handle.insert(opened).1.reader(&planned.latency)
                 }
