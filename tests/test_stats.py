@@ -672,7 +672,8 @@ def test_slow_consumer():
 @pytest.mark.parametrize("threads", [0, 16])
 def test_function_that_waits(threads):
     read = ReadOptions(num_threads=threads, prefetch_buffer_size=max(1, threads))
-    iterator = drained(MapDataset.range(64).map(sleeping).map(lambda x: x).to_iter_dataset(read))
+    ds = MapDataset.range(64 * max(1, threads)).map(sleeping).map(lambda x: x)
+    iterator = drained(ds.to_iter_dataset(read))
     assert kind_of(iterator) == "function"
     assert "`sleeping" in iterator.verdict()
     assert "num_threads" in iterator.verdict()
