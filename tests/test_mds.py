@@ -224,6 +224,25 @@ def test_an_iterator_resumes_at_each_sample(compression):
         next(it, None)
 
 
+def test_large_shards_are_decompressed_once_where_samples_are_read_in_order():
+    """A shard of zstd is one frame, which is decompressed as a whole."""
+    rng = np.random.default_rng(3)
+    samples = [{"data": rng.bytes(100_000 + n)} for n in range(3 * 180)]
+    shards = [samples[:180], samples[180:360], samples[360:]]
+    write("a", {"data": "bytes"}, shards, "zstd")
+    ds = grain.MapDataset.source(MDSDataSource("a"))
+    assert len(ds) == len(samples)
+    with grain.trace("trace.json"):
+        assert list(ds.to_iter_dataset()) == samples
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    decoded = [each["args"]["file"] for each in events if each["name"] == "decode"]
+    assert sorted(decoded) == [
+        str(Path("a").resolve() / f"shard.{n:05}.mds.zstd") for n in range(3)
+    ]
+    order = list(grain.MapDataset.range(len(ds)).shuffle(1).slice(slice(5)))
+    assert list(ds.shuffle(1).slice(slice(5))) == [samples[number] for number in order]
+
+
 def attempt(path):
     """All samples, or the error, which names the file."""
     try:

@@ -210,13 +210,13 @@ def test_a_decompression_bomb_is_refused_before_it_takes_memory(tmp_path, how):
 
 
 def test_one_large_frame_of_zstd_has_no_random_access_and_says_what_to_do(tmp_path):
-    half = b'{"text": "%s"}\n' % (b"x" * ((8 << 20) - 13))
-    assert len(half) == 8 << 20
+    half = b'{"text": "%s"}\n' % (b"x" * ((64 << 20) - 13))
+    assert len(half) == 64 << 20
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(formats.zstd(half * 2))  # as much as there may be between two frames
     assert grain.sources.JsonLinesDataSource(path)[1] == half[:-1]
     path.write_bytes(formats.zstd(half * 2 + b"{}\n"))
-    with pytest.raises(grain.GrainmillError, match=r"a\.jsonl\.zst: .*16 MiB.*pzstd.*convert"):
+    with pytest.raises(grain.GrainmillError, match=r"a\.jsonl\.zst: .*128 MiB.*pzstd.*convert"):
         grain.sources.JsonLinesDataSource(path)
     assert [len(line) for line in read_all(path, "jsonl")] == [len(half) - 1] * 2 + [2]
     path.write_bytes(formats.zstd(half) * 3)

@@ -66,8 +66,9 @@ class MDSDataSource(RecordFilesSource[dict[str, Any]]):
     Shards that are compressed by `gz` or `zstd` are read where they are; if the shards lie
     decompressed beside them, these are. The first read of a compressed one decompresses all of it
     to find out where samples are, which is kept in an index as of `JsonLinesDataSource`. One of
-    `zstd` with more than 16 MiB of samples is refused, as it can only be decompressed as a whole:
-    decompress it once. Neither kind has checksums in it, and those in `index.json` are not
+    `zstd` can only be decompressed as a whole, which is once where samples are read in order, but
+    for nearly each sample where they are shuffled globally: decompress it before that. One of more
+    than 128 MiB is refused. Neither kind has checksums in it, and those in `index.json` are not
     compared.
 
     Args:

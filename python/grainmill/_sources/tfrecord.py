@@ -18,7 +18,7 @@ class TFRecordDataSource(ScannedFilesSource[bytes]):
     a point about every mebibyte at which decompression can start, so a record costs up to a
     mebibyte of decompression, and neighbours share it. Points take at most 64 MiB of memory for
     each file; in files that would need more, they are further apart. In files of zstd they are
-    where frames begin, of which there must be one for every 16 MiB of data.
+    where frames begin, of which there must be one for every 128 MiB of data.
 
     Args:
         paths: A path or a sequence of paths.

@@ -19,8 +19,8 @@ use crate::sync::{Mutex, MutexGuard};
 /// The memory limit in bytes unless [`set_budget`] changes it.
 const DEFAULT_BUDGET: usize = 256 << 20;
 /// Longer chunks are not cached: a few of them would evict all others. A frame of zstd of up to
-/// 16 MiB (`formats/scanned/stream.rs`) is shorter, with its last record, which may end in the next one.
-const MAX_CHUNK_LEN: usize = 24 << 20;
+/// 128 MiB (`formats/scanned/stream.rs`) is shorter, with its last record, which may end in the next one.
+const MAX_CHUNK_LEN: usize = 144 << 20;
 /// How many chunks are cached without a hit, and how many more each hit allows.
 const MAX_CREDIT: u32 = 256;
 const CREDIT_PER_HIT: u32 = 4;

@@ -19,6 +19,10 @@ use crate::timeline::{self, Activity};
 use crate::write_prefetcher::WritePrefetcher;
 use crate::{Result, bytes};
 
+/// Decoding a chunk of this length takes so long, milliseconds, that a thread rather waits for another
+/// one that decodes it.
+const LONG_CHUNK_LEN: u64 = 1 << 20;
+
 /// The result of reading a span.
 #[derive(Debug)]
 pub struct Outcome<S> {
@@ -288,13 +292,14 @@ impl Plan {
         let find = || self.cache.find(chunks.iter().map(|picks| (key(picks), picks.len())));
         let mut cached = find();
         let mut guard = None;
-        if let ([chunk], [None]) = (&chunks[..], &cached[..])
-            && planned.latency.is_slow()
-        {
-            // Another thread may be reading this chunk: wait for it instead of reading it twice.
-            guard = self.cache.enter(key(chunk), chunk[0].end - chunk[0].begin)?;
-            if guard.is_some() {
-                cached = find();
+        if let ([chunk], [None]) = (&chunks[..], &cached[..]) {
+            let len = chunk[0].end - chunk[0].begin;
+            if planned.latency.is_slow() || len >= LONG_CHUNK_LEN {
+                // Another thread may be reading this chunk: wait for it instead of reading it twice.
+                guard = self.cache.enter(key(chunk), len)?;
+                if guard.is_some() {
+                    cached = find();
+                }
             }
         }
         let (mut at, mut rest) = (0, picks);

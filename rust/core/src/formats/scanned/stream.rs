@@ -14,8 +14,8 @@ const ZSTD_SPACING: u64 = 64 << 10;
 const MAX_POINTS_LEN: usize = 64 << 20;
 /// How many decompressed bytes of zstd may be between two points: as frames of `pzstd` have at high
 /// levels. What is between two points is decompressed for each record unless it is cached.
-const MAX_FRAME_LEN: u64 = 16 << 20;
-const FRAME_PROBLEM: &str = "no zstd frame begins within 16 MiB, so records can only be read in order \
+const MAX_FRAME_LEN: u64 = 128 << 20;
+const FRAME_PROBLEM: &str = "no zstd frame begins within 128 MiB, so records can only be read in order \
                              (`JsonLinesIterDataset`, `TFRecordIterDataset`); decompress the file \
                              by `zstd -d`, write many frames, by `pzstd`, as seekable zstd, or by \
                              `zstd` of parts that `cat` joins, or convert it by `grainmill convert`";
