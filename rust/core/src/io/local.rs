@@ -14,7 +14,7 @@ use crate::bytes::ScatterBuffers;
 use crate::platform::{self, FileKind, FileMetadata, ReadFile};
 use crate::process::PerProcess;
 use crate::timeline::{self, Activity};
-use crate::{Error, Result};
+use crate::{Error, Result, interrupt};
 
 /// The system's limit of open files is divided by this and clamped to bound the files kept open.
 /// Opening a file again takes three times as long as reading a record of it.
@@ -212,6 +212,7 @@ impl OpenFile {
                 }
                 let are_in_use = Arc::strong_count(&OPEN_FILES.read().counted) > 1;
                 if are_in_use && started.elapsed() < MAX_WAIT {
+                    interrupt::check()?;
                     thread::sleep(Duration::from_millis(1));
                     continue;
                 }
