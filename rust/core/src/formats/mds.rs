@@ -168,7 +168,7 @@ impl Scanner for SampleScanner {
             && self.offset(self.num_begun + 1).is_some()
         {
             next_offset(last, offset).map_err(|problem| (at, problem))?;
-            begins.push(offset);
+            begins.push(next_offset(offset, last).map_err(|problem| (at, problem))?);
             self.num_begun += 1;
         }
         Ok(())
@@ -230,5 +230,53 @@ impl RecordFile for Shard {
     fn locate(&self, picks: &mut [Pick], latency: Option<&StorageLatency>) -> Result<bool> {
         let offsets = self.offsets.get(latency, |latency| self.load(latency))?;
         offsets.map_or(Ok(false), |offsets| locate_between(&offsets, picks, true))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What the scanner of a compressed shard finds in `pieces` of it.
+    fn scanned(pieces: &[&[u8]]) -> Result<Vec<u64>, (u64, FormatError)> {
+        let (mut scanner, mut begins, mut at) = (SampleScanner::default(), Offsets::default(), 0);
+        for piece in pieces {
+            at = scanner.scan(at, piece, &mut begins)?;
+        }
+        scanner.finish(at, at, &mut begins)?;
+        Ok((0..begins.len()).filter_map(|number| begins.get(number)).collect())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
+
+        #[test]
+        fn samples_are_found_where_offsets_do_not_decrease_from_the_header_to_the_end(
+            mut offsets in proptest::collection::vec(0..12_u32, 1..6),
+            is_sorted in any::<bool>(),
+            len in 0..12_u32,
+            piece_len in 1..9_usize,
+        ) {
+            if is_sorted {
+                offsets.sort_unstable();
+            }
+            let num_offsets = u32::try_from(offsets.len()).unwrap();
+            let header_len = 4 * (1 + num_offsets);
+            let words = [num_offsets - 1].into_iter();
+            let words = words.chain(offsets.iter().map(|offset| header_len + offset));
+            let mut shard: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+            shard.resize((header_len + len) as usize, 7);
+            let expected: Vec<u64> = offsets.iter().map(|&at| u64::from(header_len + at)).collect();
+            let pieces: Vec<&[u8]> = shard.chunks(piece_len).collect();
+            match scanned(&pieces) {
+                Ok(found) => {
+                    prop_assert!(offsets.is_sorted() && offsets.last() == Some(&len));
+                    prop_assert_eq!(&found, &expected[..offsets.len() - 1]);
+                }
+                Err(_) => prop_assert!(!offsets.is_sorted() || offsets.last() != Some(&len)),
+            }
+        }
     }
 }
