@@ -325,8 +325,7 @@ def test_index_takes_four_bytes_a_chunk_and_none_before_the_first_record(tmp_pat
     for _ in range(num_records):
         writer.write(b"x")
     writer.close()
-    printed = run_python(
-        """
+    program = """
         import sys
         from pathlib import Path
         from grainmill import _native
@@ -340,13 +339,14 @@ def test_index_takes_four_bytes_a_chunk_and_none_before_the_first_record(tmp_pat
         bare = kib("VmRSS")
         files = _native.RecordFiles([(sys.argv[1], 0, None)])
         opened, peak_opened = kib("VmRSS"), kib("VmHWM")
+        is_slow = small.is_slow or files.is_slow
         assert files.read_one(len(files) // 2) == files.read_one(len(files) - 1) == b"x"
-        print(len(files), opened - bare, peak_opened - bare, kib("VmHWM") - bare)
-        """,
-        path,
-        CORPUS / "count_10_default.array_record",
-    )
-    count, opened, peak_opened, peak = map(int, printed.split())
+        print(len(files), opened - bare, peak_opened - bare, kib("VmHWM") - bare, int(is_slow))
+        """
+    is_slow = True
+    while is_slow:  # where another program had the core: then the index is read on opening
+        printed = run_python(program, path, CORPUS / "count_10_default.array_record")
+        count, opened, peak_opened, peak, is_slow = map(int, printed.split())
     assert count == num_records
     # Opening temporarily needs a window and a byte per chunk; then four bytes per chunk stay.
     assert max(opened, peak_opened) * 1024 < 3.5 * num_records
