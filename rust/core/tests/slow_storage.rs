@@ -740,19 +740,17 @@ fn raised_limit_starts_what_waits_and_lowered_one_nothing_until_fewer_are_in_fli
             let is_lower = limit < before;
             storage.hold_until(if is_lower { usize::MAX } else { limit });
             let pending = read::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
+            let in_flight = || storage.0.in_flight.load(Ordering::Relaxed);
+            while is_lower && in_flight() < before {
+                std::thread::yield_now();
+            }
+            queue.set_max_in_flight(limit);
             if is_lower {
-                let in_flight = || storage.0.in_flight.load(Ordering::Relaxed);
-                while in_flight() < before {
-                    std::thread::yield_now();
-                }
-                queue.set_max_in_flight(limit);
-                storage.0.holds_until.store(0, Ordering::Relaxed);
+                storage.take_max_in_flight(); // lets them end
                 while in_flight() > limit {
                     std::thread::yield_now();
                 }
                 storage.take_max_in_flight();
-            } else {
-                queue.set_max_in_flight(limit);
             }
             assert_are(&pending.finish().unwrap(), positions, 5000);
             let found = storage.take_max_in_flight();

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use arrow_array::{Array, ArrayRef, new_empty_array};
 use arrow_schema::FieldRef;
 use grainmill_core::io::ReadQueue;
+use grainmill_core::io::storage::LastOpened;
 use grainmill_core::{Error, Result};
 
 use crate::ahead::Ahead;
 use crate::cache::{Claim, Key};
 use crate::decode::Unit;
-use crate::fetch::{JoinLimits, OpenFile};
+use crate::fetch::JoinLimits;
 use crate::files::{ParquetFiles, Pick, small};
 use crate::parts::{Parts, parts_of};
 use crate::plan::{UnitFinder, holds};
@@ -299,16 +300,10 @@ impl ParquetFiles {
     /// Fetches and decodes units on this thread.
     fn decode(&self, units: Vec<Arc<ClaimedUnit>>) -> Result<()> {
         let limits = if self.is_slow() { JoinLimits::SLOW } else { JoinLimits::FAST };
-        let mut opened: Option<(u32, OpenFile)> = None;
+        let mut opened = LastOpened::default();
         for request in requests_of(units, limits) {
-            let file = match &opened {
-                Some((number, file)) if *number == request.file => file,
-                _ => {
-                    opened = None; // closed before another one is opened
-                    let file = self.file(request.file as usize)?.reopen()?;
-                    &opened.insert((request.file, file)).1
-                }
-            };
+            let reopen = || self.file(request.file as usize)?.reopen();
+            let file = opened.get(request.file, reopen)?;
             request.run(self, file)?;
         }
         Ok(())

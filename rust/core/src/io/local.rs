@@ -106,8 +106,9 @@ impl OpenFiles {
         evicted
     }
 
-    /// Removes the `count` least recently used files.
-    fn evict_oldest(&mut self, count: usize) -> Vec<Arc<OpenFile>> {
+    /// Removes the half that was used longest ago.
+    fn evict_half(&mut self) -> Vec<Arc<OpenFile>> {
+        let count = self.files.len().div_ceil(2);
         (0..count).map_while(|_| Some(self.files.pop_oldest()?.1)).collect()
     }
 }
@@ -201,23 +202,17 @@ impl OpenFile {
                 Err(error) => error,
             };
             drop(counted);
+            let is_out_of_files = platform::is_out_of_files(&error);
             // Other code has used up the limit: keep fewer files open.
-            if platform::is_out_of_files(&error) {
-                let evicted = with_open_files(|open| {
-                    let half = open.files.len().div_ceil(2);
-                    open.evict_oldest(half)
-                });
-                if !evicted.is_empty() {
-                    continue;
-                }
-                let are_in_use = Arc::strong_count(&OPEN_FILES.read().counted) > 1;
-                if are_in_use && started.elapsed() < MAX_WAIT {
-                    interrupt::check()?;
-                    thread::sleep(Duration::from_millis(1));
-                    continue;
-                }
+            if is_out_of_files && !with_open_files(OpenFiles::evict_half).is_empty() {
+                continue;
             }
-            return Err(Error::io(&**path, "open", error));
+            let are_in_use = || Arc::strong_count(&OPEN_FILES.read().counted) > 1;
+            if !is_out_of_files || !are_in_use() || started.elapsed() >= MAX_WAIT {
+                return Err(Error::io(&**path, "open", error));
+            }
+            interrupt::check()?;
+            thread::sleep(Duration::from_millis(1));
         }
     }
 }

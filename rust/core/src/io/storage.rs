@@ -271,6 +271,35 @@ impl FileHandle {
     }
 }
 
+/// The file that was opened last, for reads of which neighbours are often of one file. Closed before
+/// another one is opened, or threads that have one each would wait for each other where no more may be
+/// open.
+#[derive(Debug)]
+pub struct LastOpened<T>(Option<(u32, T)>);
+
+impl<T> Default for LastOpened<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T> LastOpened<T> {
+    /// File `number`, which `open` opens unless it is the last one.
+    ///
+    /// # Errors
+    /// Those of `open`.
+    pub fn get(&mut self, number: u32, open: impl FnOnce() -> Result<T>) -> Result<&T> {
+        let file = match self.0.take() {
+            Some((of, file)) if of == number => file,
+            other => {
+                drop(other);
+                open()?
+            }
+        };
+        Ok(&self.0.insert((number, file)).1)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

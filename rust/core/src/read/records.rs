@@ -13,7 +13,7 @@ use crate::formats::decode_scratch::{DecodeScratch, MAX_RETAINED_LEN};
 use crate::formats::raw_bytes::{WHOLE_READ_LEN, grow_to};
 use crate::formats::record_file::{Pick, RecordFile};
 use crate::io::buffer_pool;
-use crate::io::storage::{FileHandle, ReadPart, Reader};
+use crate::io::storage::{LastOpened, ReadPart, Reader};
 use crate::io::storage_latency::StorageLatency;
 use crate::timeline::{self, Activity};
 use crate::write_prefetcher::WritePrefetcher;
@@ -111,21 +111,14 @@ impl Plan {
         sink: &mut Sink<'_, S>,
         prefetcher: &mut WritePrefetcher,
     ) -> Result<Range<usize>> {
-        let mut handle: Option<(u32, FileHandle)> = None;
+        let mut opened = LastOpened::default();
         for number in reads.clone() {
             let read = &self.reads[number];
             let picks = &self.picks[read.picks.clone()];
             let planned = &self.files[picks[0].file as usize];
-            let reader = match (only_reader, &handle) {
-                (Some(reader), _) => reader,
-                (None, Some((file, handle))) if *file == picks[0].file => {
-                    handle.reader(&planned.latency)
-                }
-                (None, _) => {
-                    handle = None; // closed first, or threads that have one each wait for each other
-                    let opened = (picks[0].file, planned.handle()?);
-                    handle.insert(opened).1.reader(&planned.latency)
-                }
+            let reader = match only_reader {
+                Some(reader) => reader,
+                None => opened.get(picks[0].file, || planned.handle())?.reader(&planned.latency),
             };
             if read_direct(&*planned.file, reader, read, picks, sink)? {
                 if sink.unverified.len() == MAX_LANES {
