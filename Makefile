@@ -23,9 +23,11 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Makes .venv, installs what `--extras` need, and builds; side by side, with a line that says how far.
 SET_UP = $(or $(PYTHON),$(error no Python from 3.11 on found; name one with PYTHON=...)) .ci/set_up.py
 
-# What is linted and tested. The bridge is named, though it has no tests: only with the features that
-# it asks for are the dependencies those that `make develop` has compiled. The benches ask for others.
-CRATES := --workspace --exclude grainmill-benches --features pyo3/extension-module
+# What is linted and documented, and what is tested. The bridge is named, though it has no tests: only
+# with the features that it asks for are the dependencies those that `make develop` has compiled. The
+# benches ask for others.
+ALL_CRATES := --workspace --features pyo3/extension-module
+CRATES := $(ALL_CRATES) --exclude grainmill-benches
 
 # One interface of Python for every cargo command, also those of maturin, which would name a file of its
 # own: so the bindings are configured and compiled once.
@@ -94,9 +96,8 @@ ruff: | $(VENV)/.test
 	$(BIN)/ruff format --check .
 
 clippy: | $(VENV)/.test
-	$(CARGO) clippy --locked $(CRATES) --all-targets --quiet -- -D warnings
-	$(CARGO) clippy --locked $(CRATES),abi3 --no-default-features --quiet -- -D warnings
-	$(CARGO) clippy --locked -p grainmill-benches --all-targets --quiet -- -D warnings
+	$(CARGO) clippy --locked $(ALL_CRATES) --all-targets --quiet -- -D warnings
+	$(CARGO) clippy --locked $(ALL_CRATES),abi3 --no-default-features --quiet -- -D warnings
 
 # Security advisories are left out: their database would have to be fetched for each run.
 deny: | $(VENV)/.test ## licences, versions and sources of the dependencies
@@ -134,13 +135,14 @@ portable: | $(VENV)/.test
 TYPE_CHECK = $(CARGO) check --locked --quiet -p grainmill-py --no-default-features \
 	--features pyo3/extension-module
 ALL_FEATURES := buckets,images,parquet
-# With what features: the sources of buckets and Parquet ask at most for Unix or Windows.
-OTHER_SYSTEMS := aarch64-apple-darwin:images x86_64-pc-windows-gnu:$(ALL_FEATURES)
+# With what features: only the engine and the cache of buckets' blocks ask for the system, and that cache
+# for Unix or Windows. `rust-test-long` takes all.
+OTHER_SYSTEMS := aarch64-apple-darwin:abi3 x86_64-pc-windows-gnu:buckets
 NO_COMPILER := $(abspath .ci/no-compiler)
 
 rust-doc: export RUSTDOCFLAGS := -D warnings
 rust-doc: | $(VENV)/.test
-	$(CARGO) doc --locked $(CRATES) --no-deps --quiet
+	$(CARGO) doc --locked $(ALL_CRATES) --no-deps --quiet
 
 # The docstrings of compiled names are read from the build.
 docs: develop | $(VENV)/.docs ## the pages of docs/ and the reference, to target/site

@@ -4,8 +4,8 @@
     python .ci/timings.py demo test          some of it
     python .ci/timings.py --base 4206839     another commit, to compare with
 
-It works on a clone in a temporary folder, with empty caches of cargo and pip, so the first step of
-each group is cold: it downloads and compiles everything. Nothing else should run meanwhile.
+It works on a clone in a temporary folder, with empty caches of cargo, pip and uv, so the first
+step of each group is cold: it downloads and compiles everything. Nothing else should run meanwhile.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.groups) - set(GROUPS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    print(f"| step, at {options.base} | wall, s | CPU, s | downloaded, MB | exit |")
+    print(f"| step, at {options.base} | wall, s | CPU, s | in caches (uv's unpacked), MB | exit |")
     print("|---|---|---|---|---|")
     for group in options.groups or GROUPS:
         with tempfile.TemporaryDirectory() as temporary:
@@ -88,12 +88,12 @@ def main() -> None:
             shared = ROOT.parent / "shared"
             if shared.exists():
                 (clone.parent / "shared").symlink_to(shared)
-            cargo, pip = Path(temporary) / "cargo", Path(temporary) / "pip"
-            environment = {**os.environ, "CARGO_HOME": str(cargo), "PIP_CACHE_DIR": str(pip)}
+            cargo, pip, uv = (Path(temporary) / name for name in ("cargo", "pip", "uv"))
+            caches = {"CARGO_HOME": str(cargo), "PIP_CACHE_DIR": str(pip), "UV_CACHE_DIR": str(uv)}
             for name, command in GROUPS[group]:
-                wall, cpu, status = measured(command, clone, environment)
-                loaded = megabytes(cargo / "registry/cache", cargo / "registry/index", pip)
-                print(f"| {name} | {wall:.0f} | {cpu:.0f} | {loaded:.0f} | {status} |", flush=True)
+                wall, cpu, status = measured(command, clone, {**os.environ, **caches})
+                kept = megabytes(cargo / "registry/cache", cargo / "registry/index", pip, uv)
+                print(f"| {name} | {wall:.0f} | {cpu:.0f} | {kept:.0f} | {status} |", flush=True)
             for file in (*clone.glob("python/grainmill/*.so"), *clone.glob("dist/*.whl")):
                 print(f"| {file.name} | | | {file.stat().st_size / 1e6:.1f} MB of size | |")
 

@@ -1,8 +1,10 @@
 """What `make` sets up shows how far it is, and fails with what went wrong."""
 
 import itertools
+import os
 import re
 import runpy
+import subprocess
 import sys
 import time
 
@@ -31,10 +33,14 @@ def said_by(*lines):
         (["  Downloading jaxlib-0.10-cp311-x86_64.whl (81.2 MB)"], "jaxlib, 81.2 MB"),
         (["Using cached numpy-2.1-cp311-x86_64.whl (16 MB)"], "numpy, 16 MB"),
         (["Installing collected packages: a, b, c"], "unpacking 3 packages"),
+        (["Resolved 178 packages in 1.2s"], "resolved 178 packages"),
+        (["Downloading jaxlib (80.1MiB)"], "jaxlib, 80.1MiB"),
+        (["Downloading jaxlib (80.1MiB)", " Downloaded jaxlib"], "downloaded"),
+        (["Prepared 170 packages in 5s"], "prepared 170 packages"),
         (["\x1b[1m    Building\x1b[0m [> ] 1/2: a"], "1 of 2"),
     ],
 )
-def test_progress_is_read_from_what_cargo_and_pip_print(lines, said):
+def test_progress_is_read_from_what_cargo_pip_and_uv_print(lines, said):
     assert said_by(*lines) == said
 
 
@@ -71,3 +77,32 @@ def test_requirements_are_those_of_the_package_and_its_extras():
     requirements = SET_UP["requirements"]([None, "jax"])
     names = {re.match(r"[\w-]+", requirement)[0] for requirement in requirements}
     assert names == {"maturin", "numpy", "cloudpickle", "jax"}
+
+
+def test_uv_is_told_what_pip_is_told(monkeypatch, tmp_path):
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    file = tmp_path / "pip.conf"
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
+    assert "UV_DEFAULT_INDEX" not in SET_UP["settings_of_uv"](sys.executable)
+    file.write_text("[global]\nindex-url = a\ntimeout = 3\nfind-links =\n  b\n  c\n")
+    monkeypatch.setenv("PIP_INDEX_URL", "it's")
+    found = SET_UP["settings_of_uv"](sys.executable)
+    assert (found["UV_DEFAULT_INDEX"], found["UV_FIND_LINKS"]) == ("it's", "b,c")
+
+
+@pytest.mark.parametrize(
+    ("status", "called"), [(0, ["uv"]), (1, ["uv", "python"]), (None, ["python"])]
+)
+def test_pip_stands_in_where_uv_is_missing_or_fails(tmp_path, status, called):
+    for name, code in [("uv", status), ("python", 0)]:
+        if code is not None:
+            program = tmp_path / name
+            program.write_text(f'#!/bin/sh\necho "{name} $*"\nexit {code}\n')
+            program.chmod(0o755)
+    command = ["/bin/sh", "-c", SET_UP["INSTALL"], str(tmp_path / "python"), "a>=1", "b"]
+    found = subprocess.run(
+        command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert [line.split()[0] for line in found] == called
+    assert all(line.endswith(" a>=1 b") for line in found)

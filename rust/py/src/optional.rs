@@ -2,8 +2,10 @@
 
 use pyo3::prelude::*;
 
+#[cfg(not(feature = "buckets"))]
+pub(crate) use absent::missing;
 #[cfg(not(all(feature = "buckets", feature = "images", feature = "parquet")))]
-pub(crate) use absent::{missing, stand_in};
+pub(crate) use absent::stand_in;
 
 /// The cargo features of this build that leave something out where they are off.
 fn features() -> Vec<&'static str> {
