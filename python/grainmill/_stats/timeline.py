@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_EVENTS: Final = 200_000
 """How many events a file has of each process, unless the user says otherwise: some 30 MB."""
 
-LEAST_S: Final = 0.0005
+LEAST_S: Final = 0.001
 """Slices that are taken every time are left out until they have taken so long together.
 
 Keeping one costs some microseconds.

@@ -1,7 +1,7 @@
 //! What threads do when: reads and decoding, for a timeline that a program takes of its process.
 //!
-//! Nothing is timed while none is taken. What takes less than 500 us is left out until it has taken so long
-//! together on its thread, since keeping an event costs some microseconds with all that becomes of it.
+//! Nothing is timed while none is taken. What takes less than a millisecond is left out until it has taken so
+//! long together on its thread, since keeping an event costs some microseconds with all that becomes of it.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use crate::process::{self, PerProcess};
 use crate::sync::Mutex;
 
 /// What takes less is left out until it has added up.
-const LEAST: Duration = Duration::from_micros(500);
+const LEAST: Duration = Duration::from_millis(1);
 
 /// The process that takes one; 0 if none does. A forked child does not.
 static TAKEN_BY: AtomicU32 = AtomicU32::new(0);
