@@ -285,7 +285,9 @@ class Executor(Blocks):
 
     def _compute_in_caller(self, limit: int) -> None:
         """Computes the next block in the caller, without prefetching."""
-        size, _, whole = self._sizes_for_caller(limit)
+        # A reader without a buffer is asked for one element, whatever its pace is.
+        is_single = limit == 1 and not (self.buffer_size or self.batch_size)
+        size, _, whole = (1, 1, False) if is_single else self._sizes_for_caller(limit)
         start = self.position
         count = self._block_len(start, size)
         if count <= 0:
@@ -308,7 +310,10 @@ class Executor(Blocks):
                 taken.add_block(start, count, started_s, ended_s, storage_s)
         short_s = min(work_s, tuning.SHORT_BLOCK_S)  # beyond that, it lost its core or the lock
         cpu_s = short_s if is_short else time.thread_time() - cpu_started_s
-        self._record_pace(count, work_s)
+        if is_single:
+            self._pace.element_s = work_s
+        else:
+            self._record_pace(count, work_s)
         self.meter.computed(work_s, storage_s, cpu_s)
         if self.demand is not None and self._pool is not None:
             self._tuner.record(count, work_s if self.demand.urgent else 0.0)
