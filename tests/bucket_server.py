@@ -102,6 +102,12 @@ class BucketServer:
         tag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
         self.objects[path] = Object(data, tag, next(self._clock), metadata or {})
 
+    def num_bytes_asked(self):
+        """How many bytes the requests so far have asked for, by their ranges."""
+        ranges = [each.headers.get("range", "") for each in self.requests]
+        bounds = [each.removeprefix("bytes=").split("-") for each in ranges if each]
+        return sum(int(last) - int(first) + 1 if first else int(last) for first, last in bounds)
+
     @property
     def url(self):
         return f"http://127.0.0.1:{self.port}"

@@ -25,7 +25,7 @@ use crate::records::{PyRecordFiles, positions};
 use crate::storage::storage_of;
 use crate::waiting::{lock, wait_for, waiting};
 
-/// The bytes of a file of any storage, from its begin to its end.
+/// The bytes of a file of any storage; what follows is read ahead once reads go on behind each other.
 #[pyclass(frozen, name = "FileBytes", module = "grainmill._native")]
 pub(crate) struct PyFileBytes(Mutex<FileBytes>);
 
@@ -34,7 +34,7 @@ impl PyFileBytes {
     #[new]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         let storage = storage_of(std::iter::once(&path)).map_err(Raised)?;
-        Ok(Self(Mutex::new(wait_for(py, || FileBytes::open(&*storage, &path))?)))
+        Ok(Self(Mutex::new(wait_for(py, || FileBytes::open_anywhere(&*storage, &path))?)))
     }
 
     /// The length of the file.

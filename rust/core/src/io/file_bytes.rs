@@ -35,6 +35,15 @@ impl FileBytes {
         Ok(Self { stored, remote, latency, reads: ForwardReads::default(), at: 0 })
     }
 
+    /// Opens the file at `path`, of which perhaps only some places are read: nothing is read ahead
+    /// before reads go on behind each other.
+    ///
+    /// # Errors
+    /// As for `open`.
+    pub fn open_anywhere(storage: &dyn Storage, path: &Path) -> Result<Self> {
+        Ok(Self { reads: ForwardReads::anywhere(), ..Self::open(storage, path)? })
+    }
+
     /// The path of the file.
     pub fn path(&self) -> &Path {
         self.stored.path()

@@ -40,6 +40,11 @@ pub(crate) struct ForwardReads {
     /// Consecutive parts of the file.
     pieces: VecDeque<Piece>,
     window: u64,
+    /// How many reads must go on, one behind the other, before more is read than they ask for.
+    least_in_row: u32,
+    num_in_row: u32,
+    /// Where the last read ended.
+    end: u64,
     /// The process that started the reads: in a forked child, nobody finishes them.
     owner: u32,
 }
@@ -89,11 +94,23 @@ impl Drop for Share {
 
 impl Default for ForwardReads {
     fn default() -> Self {
-        Self { pieces: VecDeque::new(), window: FIRST_WINDOW, owner: process::id() }
+        Self {
+            pieces: VecDeque::new(),
+            window: FIRST_WINDOW,
+            least_in_row: 0,
+            num_in_row: 0,
+            end: u64::MAX,
+            owner: process::id(),
+        }
     }
 }
 
 impl ForwardReads {
+    /// Those of a file of which perhaps only some places are read, such as its header.
+    pub(crate) fn anywhere() -> Self {
+        Self { least_in_row: 2, ..Self::default() }
+    }
+
     /// Fills `out` from position `at` of the file behind `reader`, which has `byte_len` bytes. The next
     /// call should ask for what follows, or for a place not far behind it.
     ///
@@ -107,7 +124,16 @@ impl ForwardReads {
         byte_len: u64,
     ) -> Result<()> {
         if self.owner != process::id() {
-            *self = Self::default();
+            *self = Self { least_in_row: self.least_in_row, ..Self::default() };
+        }
+        let end = std::mem::replace(&mut self.end, at + out.len() as u64);
+        let is_held = self.pieces.iter().any(|piece| piece.range.contains(&at));
+        let goes_on = is_held || (end..=end.saturating_add(NEAR)).contains(&at);
+        self.num_in_row = if goes_on { self.num_in_row.saturating_add(1) } else { 0 };
+        if self.num_in_row < self.least_in_row {
+            self.pieces.clear();
+            self.window = FIRST_WINDOW;
+            return reader.read_at(out, at);
         }
         // The next call may begin where this one does, so the first pieces stay.
         self.move_to(at);
@@ -309,6 +335,29 @@ mod tests {
             }
             let least = if is_near { 20..=30 } else { 0..=0 };
             assert!(least.contains(&num_ahead), "{num_ahead} of 30 with {step} bytes in between");
+        }
+    }
+
+    #[test]
+    fn places_anywhere_are_read_ahead_where_they_go_on() {
+        let _turn = lock(&IN_TURN);
+        let latency = slow();
+        let (reader, byte_len) = (Reader::new(&Far, &latency), 1 << 30);
+        let mut reads = ForwardReads::anywhere();
+        let mut pieces_after = |at: u64| {
+            let mut out = [255; 100];
+            reads.read(reader, &mut out, at, byte_len).unwrap();
+            assert_eq!(out, [(at >> 20).to_le_bytes()[0]; 100]);
+            reads.pieces.len()
+        };
+        for at in [0, 500 << 20, 8, 8, 40 << 20, 0, 100] {
+            assert_eq!(pieces_after(at), 0, "{at}");
+        }
+        assert!(pieces_after(200) > 1);
+        assert_eq!(pieces_after(50), 0, "before what was read");
+        assert_eq!(pieces_after(3 << 20), 0);
+        for at in [5 << 20, (5 << 20) + 1] {
+            assert!(pieces_after(at) > 1, "{at}");
         }
     }
 
