@@ -35,7 +35,7 @@ def run(tmp_path, jax_python):
 
 # Takes the time of JAX and its compiler, as do those that follow: they train models.
 def test_text_example_resumes_with_equal_batches(run, tmp_path):
-    found = run("text_pipeline.py", "--quick")
+    found = run("text_pipeline.py", "--quick", "--batch-size", "2")
     assert "its 6 batches are bit-identical" in found
     assert (tmp_path / ".cache/text_pipeline/resumed.json").exists()
 
@@ -73,7 +73,7 @@ def test_image_folders_example_takes_folders_of_any_images(tmp_path):
 
 
 def test_mixture_example_trains_from_a_bucket_and_resumes(run):
-    found = run("mixture_from_buckets.py", "--steps", "20")
+    found = run("mixture_from_buckets.py", "--steps", "20", "--rows", "4")
     assert "70% from 2 files: s3://corpus/web/*.array_record" in found
     assert "30% from 2 files: s3://corpus/code/*.tfrecord" in found
     first, last = map(float, re.findall(r"loss ([\d.]+)", found))

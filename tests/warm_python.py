@@ -21,8 +21,11 @@ from pathlib import Path
 
 from effort import LONG
 
-# Most of what small models take is compiling them.
-LITTLE_OPTIMISED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+# Most of what small models take is compiling them: these settings divide that by four.
+LITTLE_OPTIMISED = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)
 MODULES = ["jax.numpy", "flax.nnx", "optax", "orbax.checkpoint"]
 # Programs without JAX get the interpreter itself.
 COMMAND = """#!{python} -IS
