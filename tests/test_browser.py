@@ -34,8 +34,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("site")
-    site_build.build(directory)
+    directory = site_build.site(tmp_path_factory.mktemp("site"))
     handler = functools.partial(Quiet, directory=str(directory))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)

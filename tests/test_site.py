@@ -73,13 +73,11 @@ def typed(name):
     return [name, f"grain.{name}", *in_lower_case]
 
 
-# Building takes some 20 seconds.
+# Building takes some 20 seconds, where `make docs` has not done so.
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     pytest.importorskip("mkdocs")
-    directory = tmp_path_factory.mktemp("site")
-    site_build.build(directory)
-    return directory
+    return site_build.site(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture(scope="module")
