@@ -104,7 +104,8 @@ def sessions(body):
 
 
 def result_of(command):
-    binaries = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
+    python = os.environ.get("PYTHON", sys.executable)
+    binaries = [str(Path(python).parent), sysconfig.get_path("scripts")]
     with socket.create_server(("localhost", 0)) as free:
         port = str(free.getsockname()[1])
     path = os.pathsep.join([*binaries, os.environ["PATH"]])

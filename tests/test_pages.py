@@ -23,6 +23,7 @@ def run_page(path, cwd, jax_python, timeout=240):
     environment = dict(
         {**os.environ, **environment},
         KERAS_BACKEND="jax",
+        PYTHON=python,  # `grainmill` is beside it
         XLA_FLAGS=flags,
         PYTHONPATH=os.pathsep.join(sys.path),
     )

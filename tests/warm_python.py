@@ -1,9 +1,10 @@
 """A Python that has imported JAX, Flax and Orbax, which programs of many tests take longest for.
 
-`warm_python.py SERVER` imports them, then forks a process for each program that it is asked for.
-Who asks is a command that stands for the interpreter, made by `started`: it passes its arguments,
-its environment, folder and standard files on, and ends as the program does. The tested package is
-not among what is imported. In `make test-long`, programs are started as users do.
+`warm_python.py SERVER MODULE...` imports such modules, then forks a process for each program that
+it is asked for. Who asks is a command that stands for the interpreter, made by `started`: it passes
+its arguments, its environment, folder and standard files on, and ends as the program does. The
+tested package is not among what is imported; only the command `grainmill`, of which a page starts
+dozens, has a server that has imported it. In `make test-long`, programs are started as users do.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import types
 from pathlib import Path
 
@@ -27,21 +29,11 @@ LITTLE_OPTIMISED = (
     " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
 MODULES = ["jax.numpy", "flax.nnx", "optax", "orbax.checkpoint"]
-# Programs without JAX get the interpreter itself.
 COMMAND = """#!{python} -IS
-import marshal, os, signal, socket, sys
-
-def imports_jax(path):
-    try:
-        with open(path, encoding="utf-8") as file:
-            return "import jax" in file.read()
-    except (OSError, ValueError):
-        return False
-
-arguments = sys.argv[1:]
-if not (arguments and arguments[0].endswith(".py") and any(map(imports_jax, arguments))):
-    os.execv({python!r}, [{python!r}, *arguments])
-request = marshal.dumps((__file__, arguments, os.getcwd(), dict(os.environ)))
+import marshal, os, resource, signal, socket, sys
+{program}
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+request = marshal.dumps((command, arguments, os.getcwd(), dict(os.environ), limit))
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({server!r})
     socket.send_fds(server, [len(request).to_bytes(8, "little")], [0, 1, 2])
@@ -51,6 +43,23 @@ if status < 0:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
 os._exit(status)
+"""
+# Programs without JAX get the interpreter itself.
+PYTHON = f"""
+def imports_jax(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            return "import jax" in file.read()
+    except (OSError, ValueError):
+        return False
+
+command, arguments = __file__, sys.argv[1:]
+if not (arguments and arguments[0].endswith(".py") and any(map(imports_jax, arguments))):
+    os.execv({sys.executable!r}, [{sys.executable!r}, *arguments])
+"""
+SCRIPT = str(Path(sysconfig.get_path("scripts"), "grainmill"))
+GRAINMILL = f"""
+command, arguments = {sys.executable!r}, [{SCRIPT!r}, *sys.argv[1:]]
 """
 
 
@@ -67,24 +76,36 @@ def started(folder):
         yield sys.executable, environment
         return
     environment["XLA_FLAGS"] = LITTLE_OPTIMISED
-    server, command = f"warm Python of {os.getpid()}", folder / "python"
-    command.write_text(COMMAND.format(python=sys.executable, server=f"\0{server}"), "utf-8")
-    command.chmod(0o755)
+    tested = {"PYTHONPATH": os.pathsep.join(sys.path)}
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with (
+        serving(folder / "grainmill", GRAINMILL, ["grainmill._tools.main"], inherited | tested),
+        serving(folder / "python", PYTHON, MODULES, inherited | environment),
+    ):
+        yield str(folder / "python"), environment
+
+
+@contextlib.contextmanager
+def serving(command, program, modules, environment):
+    """A command that asks a server, which has imported modules."""
+    server = f"warm {command.name} of {os.getpid()}"
+    asks = COMMAND.format(python=sys.executable, program=program, server=f"\0{server}")
+    command.write_text(asks, "utf-8")
+    command.chmod(0o755)
     with subprocess.Popen(
-        [sys.executable, __file__, server],
-        env={**inherited, **environment},
+        [sys.executable, __file__, server, *modules],
+        env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout.readline() == b"ready\n"
-        yield str(command), environment
+        yield
         process.stdin.close()
 
 
-def serve(name):
+def serve(name, modules):
     """Forks a process for each request, until standard input ends; returns in programs only."""
-    for module in MODULES:
+    for module in modules:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
@@ -127,8 +148,12 @@ def asked(connection):
     os._exit(0)
 
 
-def run(command, arguments, cwd, environment, site):
+def run(request, site):
     """Runs a program as the interpreter does."""
+    import resource  # noqa: PLC0415 - other systems have none
+
+    command, arguments, cwd, environment, limit = request
+    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
@@ -144,4 +169,4 @@ def run(command, arguments, cwd, environment, site):
 
 
 if __name__ == "__main__":
-    run(*serve(sys.argv[1]), site=sys.path[1:])
+    run(serve(sys.argv[1], sys.argv[2:]), site=sys.path[1:])
