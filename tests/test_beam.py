@@ -17,6 +17,7 @@ import apache_beam as beam
 import google_crc32c
 import numpy as np
 import pytest
+import warm_python
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
@@ -585,7 +586,7 @@ KILLED = """
 def program():
     """Runs `KILLED` with arguments and returns the exit code."""
     command = [sys.executable, "-c", textwrap.dedent(KILLED)]
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([warm_python.LEFT_OUT, *sys.path]))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:
 
@@ -621,7 +622,7 @@ def test_killed_worker_leaves_whole_files_and_nothing_is_lost(folder, program, k
 
 # Takes seconds because each worker of Beam imports it anew.
 def test_worker_processes_give_the_same_files(folder, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([warm_python.LEFT_OUT, *sys.path]))
     (folder / "in.tfrecord").write_bytes(tfrecords(numbered(100)))
     options = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
     ds = grain.MapDataset.range(100).shuffle(seed=1).map(lambda x: b"%d" % x)

@@ -28,6 +28,8 @@ LITTLE_OPTIMISED = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
+# A folder of modules in place of packages that programs import where they are installed.
+LEFT_OUT = str(Path(__file__).with_name("left_out"))
 MODULES = ["jax.numpy", "flax.nnx", "optax", "orbax.checkpoint"]
 COMMAND = """#!{python} -IS
 import marshal, os, resource, signal, socket, sys

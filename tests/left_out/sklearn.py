@@ -1,0 +1,3 @@
+"""See `pandas.py`."""
+
+raise ImportError
