@@ -1,5 +1,6 @@
 """Beam transforms: what they read and write, on any runner, however often a bundle is tried."""
 
+import copy
 import gzip
 import inspect
 import itertools
@@ -57,6 +58,26 @@ def _signatures_are_read_once():
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _options_are_parsed_once():
+    """Beam makes a parser for each look at an option, 250 of them for each pipeline."""
+    parse, known = PipelineOptions.__init__, {}
+
+    def once(self, flags=None, **overrides):
+        key = type(self), tuple(sys.argv if flags is None else flags)
+        if overrides or key not in known:
+            parse(self, flags, **overrides)
+            known[key] = copy.deepcopy(self._visible_options)
+        else:
+            self._flags = flags
+            self._visible_options = copy.deepcopy(known[key])
+            self._all_options = dict(vars(self._visible_options))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PipelineOptions, "__init__", once)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -76,7 +97,8 @@ mostly_far = pytest.mark.parametrize(
 
 
 def pipeline(*options, **arguments):
-    return beam.Pipeline(options=PipelineOptions([*options, "--runner=DirectRunner"]), **arguments)
+    # The one that `DirectRunner` chooses after it has tried to fetch Prism from elsewhere.
+    return beam.Pipeline(options=PipelineOptions([*options, "--runner=FnApiRunner"]), **arguments)
 
 
 def write(path, records, options="group_size:1"):
@@ -560,7 +582,7 @@ KILLED = """
             return b"%d" % x
 
         os.chdir(folder)
-        with beam.Pipeline() as p:
+        with beam.Pipeline(runner="FnApiRunner") as p:
             if kind == "materialize":
                 ds = grain.MapDataset.range(100).map(element)
                 _ = p | MaterializeDataset(ds, 5, "out/shard", read_options=grain.ReadOptions(0, 0))
