@@ -449,8 +449,9 @@ def test_plan_nodes_know_no_thread():
 def syntax_of_face():
     """(file, node of its syntax) of every node in the package."""
     for path in sorted(FACE.rglob("*.py")):
+        file = str(path.relative_to(FACE))
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            yield str(path.relative_to(FACE)), node
+            yield file, node
 
 
 def test_map_calls_nothing_that_a_signal_handler_may_interrupt():

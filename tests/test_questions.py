@@ -1,6 +1,7 @@
 """The page of messages: each is one of ours, and each of ours that says what to do is there."""
 
 import ast
+import functools
 import re
 
 import pages
@@ -68,6 +69,7 @@ def pattern_of(message):
     return re.compile(".*".join(map(re.escape, message.split("..."))), re.DOTALL)
 
 
+@functools.cache
 def messages():
     return [text for text in (*of_python(), *of_rust()) if " " in text]
 
