@@ -62,6 +62,7 @@ def pytest_configure(config):
     # On a busy machine any example may take long.
     hypothesis.settings.register_profile("at any pace", deadline=None)
     hypothesis.settings.load_profile("at any pace")
+    effort.compile_quickly()
     # Begun in the background by a shell, the tests and what they start would ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

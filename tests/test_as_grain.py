@@ -63,7 +63,6 @@ def test_keras_trains_on_each_kind_of_dataset():
     environment = {
         "KERAS_BACKEND": "jax",
         "PYTHONPATH": os.pathsep.join([warm_python.LEFT_OUT, *sys.path]),
-        "XLA_FLAGS": warm_python.LITTLE_OPTIMISED,
     }
     done = run(*AS_GRAIN, PROGRAMS / "keras_style.py", **environment)
     found = json.loads(done.stdout)

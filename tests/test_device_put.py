@@ -1,6 +1,7 @@
 """Batches on devices: placement, states, what is in flight, and the end of the threads."""
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -43,7 +44,8 @@ def batches(num_elements=24, batch_size=4):
 
 def start_python(code, *arguments, xla_flags):
     """A Python process of its own, since JAX fixes its devices when it starts."""
-    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags, "PYTHONPATH": ":".join(sys.path)}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {xla_flags}"
+    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": ":".join(sys.path)}
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         env=environment,

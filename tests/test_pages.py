@@ -22,7 +22,7 @@ def run_page(path, cwd, jax_python, timeout=240):
     # `datasets` needs pandas.
     left_out = [] if "import datasets" in path.read_text("utf-8") else [warm_python.LEFT_OUT]
     # Several devices on one machine, for the pages that divide batches.
-    flags = environment.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     environment = dict(
         {**os.environ, **environment},
         KERAS_BACKEND="jax",

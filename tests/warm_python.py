@@ -23,11 +23,6 @@ from pathlib import Path
 
 from effort import LONG
 
-# Most of what small models take is compiling them: these settings divide that by four.
-LITTLE_OPTIMISED = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-)
 # A folder of modules in place of packages that programs import where they are installed.
 LEFT_OUT = str(Path(__file__).with_name("left_out"))
 MODULES = ["jax.numpy", "flax.nnx", "optax", "orbax.checkpoint"]
@@ -77,7 +72,6 @@ def started(folder):
     if LONG:
         yield sys.executable, environment
         return
-    environment["XLA_FLAGS"] = LITTLE_OPTIMISED
     tested = {"PYTHONPATH": os.pathsep.join(sys.path)}
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with (
