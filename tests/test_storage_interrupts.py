@@ -1,5 +1,6 @@
 """Ctrl-C while a server is silent ends every call that waits for it, and loses nothing."""
 
+import functools
 import io
 import json
 import os
@@ -46,6 +47,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@functools.cache
 def names_of_calls():
     code = "import interrupt_storage as program; print('\\n'.join(program.CALLS))"
     command = [sys.executable, "-c", code, str(PROGRAM.parent)]

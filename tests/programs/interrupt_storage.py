@@ -36,6 +36,7 @@ delay_s = [0.0]  # of every answer
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # the body would wait for the client to acknowledge the head
 
     def log_message(self, *_):
         pass
