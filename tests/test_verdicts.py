@@ -20,10 +20,14 @@ def _bucket():
 def test_what_makes_a_pipeline_slow_is_named(name):
     """At once, or, where other programs took the cores meanwhile, in most of three longer runs."""
     pipeline = BY_NAME[name]
-    first = verdict_of(pipeline)
-    if not is_right(pipeline, first):
-        others = [verdict_of(pipeline, factor * SECONDS) for factor in (2, 3, 4)]
-        assert sum(is_right(pipeline, verdict) for verdict in others) >= 2, [first, *others]
+    verdicts = [verdict_of(pipeline, 0.1, enough=10)]
+    if is_right(pipeline, verdicts[0]):
+        return
+    for factor in (2, 3, 4):
+        verdicts.append(verdict_of(pipeline, factor * SECONDS))
+        if sum(is_right(pipeline, verdict) for verdict in verdicts) == 2:
+            return
+    pytest.fail(str(verdicts))
 
 
 def _is_named(pipeline):

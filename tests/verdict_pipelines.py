@@ -871,7 +871,7 @@ slow("batch of large arrays: 0 threads", "stage", "Batch")(
 # --- running them -------------------------------------------------------------------------------
 
 
-def verdict_of(pipeline, seconds=SECONDS):
+def verdict_of(pipeline, seconds=SECONDS, enough=ENOUGH):
     """What the verdict on `pipeline` is after it ran for `seconds`: its kind and text."""
     with contextlib.closing(iter(pipeline.build())) as iterator:
         next(iterator)
@@ -879,7 +879,7 @@ def verdict_of(pipeline, seconds=SECONDS):
         for count, _ in enumerate(iterator):
             if pipeline.consume is not None:
                 pipeline.consume()
-            if (now := time.perf_counter()) > stop and (count >= ENOUGH or now > stop + 3):
+            if (now := time.perf_counter()) > stop and (count >= enough or now > stop + 3):
                 break
         return verdict_on(report_on(iterator))
 
