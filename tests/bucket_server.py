@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import re
 import threading
@@ -99,7 +98,7 @@ class BucketServer:
         self._clock = itertools.count(1_700_000_000)
 
     def put(self, path, data, metadata=None):
-        tag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
+        tag = f'"{hash(data) & (1 << 64) - 1:x}"'  # which Python keeps with the bytes
         self.objects[path] = Object(data, tag, next(self._clock), metadata or {})
 
     def num_bytes_asked(self):
@@ -321,20 +320,22 @@ class BucketServer:
         lines = [f"HTTP/1.1 {status} Status"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         lines += [f"Content-Length: {length}", "", ""]
-        writer.write("\r\n".join(lines).encode())
+        head = "\r\n".join(lines).encode()
         for _ in range(num_blank):
-            writer.write(b" ")
+            writer.write(head + b" ")
+            head = b""
             await writer.drain()
             await asyncio.sleep(0.1)
+        # In one write with the head, or the client would be woken for each of the two.
         if fault is not None and fault.cut_at is not None:
-            writer.write(body[: fault.cut_at])
+            writer.write(head + body[: fault.cut_at])
             await writer.drain()
             return False
         if fault is not None and fault.stall_at is not None:
-            writer.write(body[: fault.stall_at])
+            writer.write(head + body[: fault.stall_at])
             await writer.drain()
             await asyncio.sleep(3600)
-        writer.write(body)
+        writer.write(head + body)
         await writer.drain()
         return True
 
