@@ -128,7 +128,7 @@ def bucket(monkeypatch):
 def test_many_files_of_a_bucket_are_interleaved_and_resumed(bucket):
     expected = {}
     for number, how in enumerate((WHOLE + PARTS) * 2):
-        lines = lines_of(20 + number, number)
+        lines = lines_of(5 + number, number)
         name = f"{number:02}.jsonl{NAMES.get(how, '')}"
         bucket.put(f"/bucket/{name}", formats.compressed(b"\n".join(lines), how))
         expected[f"s3://bucket/{name}"] = lines
