@@ -263,7 +263,7 @@ class Interrupt:
 @pytest.mark.parametrize("place", ["line", "c_return"])
 @pytest.mark.parametrize("name", [*NAMES, *MORE])
 def test_nothing_is_lost_or_repeated_after_an_interrupt(name, place):
-    check(name, place, effort.cases(2, 120), 5)
+    check(name, place, effort.cases(2, 120), effort.cases(4, 5))
 
 
 @pytest.mark.parametrize("name", USERS)
@@ -365,7 +365,9 @@ def test_nothing_is_lost_where_signals_come(name, kind):
     before = signal.signal(signal.SIGALRM, interrupt)
     gc.disable()  # Python ignores what is raised while it collects
     try:
-        for _ in range(effort.cases(5, 40)):
+        for num_done in range(400):
+            if num_done >= effort.cases(3, 40) and num_interrupts:  # none may come in few
+                break
             iterator, found = make(), []
             while len(found) < len(expected):
                 element = None
