@@ -336,7 +336,7 @@ def test_commands_refuse_one_format_given_as_another(tmp_path, capsys, of):
 # --- what Python parses -------------------------------------------------------------------------
 
 
-NUM_FLIPS = effort.cases(250, 20_000)
+NUM_FLIPS = effort.cases(150, 20_000)
 
 
 def flips(data, count=NUM_FLIPS, seed=1):
@@ -512,7 +512,7 @@ def test_damaged_arrow_files_are_errors_or_rows(tmp_path):
     script = "\n".join(line[4:] for line in READ_DAMAGED.splitlines())
     place = tmp_path / "damaged"
     place.mkdir()
-    searched = [str(effort.cases(350, 20_000)), str(effort.cases(3, 1))]
+    searched = [str(effort.cases(200, 20_000)), str(effort.cases(3, 1))]
     done = subprocess.run(
         [sys.executable, "-c", script, good, place, *searched],
         capture_output=True,

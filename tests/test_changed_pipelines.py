@@ -170,7 +170,7 @@ def random_pipeline(rng):
     return make, [grows, *before, *after]
 
 
-@pytest.mark.parametrize("seed", range(cases(70, 4_000)))
+@pytest.mark.parametrize("seed", range(cases(40, 4_000)))
 def test_what_is_longer_continues_where_the_old_ended_or_is_refused(seed, tmp_path):
     rng = random.Random(seed)
     make, names = random_pipeline(rng)
@@ -279,7 +279,7 @@ def mixture(weights, names, stage):
     return SEQUENTIAL[stage](grain.IterDataset.mix(parts, weights))
 
 
-@pytest.mark.parametrize("seed", range(cases(50, 2_000)))
+@pytest.mark.parametrize("seed", range(cases(30, 2_000)))
 def test_a_changed_mixture_repeats_and_loses_no_element_of_any_dataset(seed, tmp_path):
     rng = random.Random(seed)
     names = [chr(ord("a") + i) for i in range(4)]

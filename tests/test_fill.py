@@ -16,7 +16,7 @@ from grainmill._native import Arena
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.sources import ArrayRecordDataSource
 
-NUM_RECORDS = 150
+NUM_RECORDS = 100
 RECORD_LEN = 20_000
 ODD = 97
 
@@ -135,7 +135,7 @@ def test_filled_rows_are_the_elements(folder, name, file):
     assert filled_most > 20 or was_slow
 
 
-@pytest.mark.parametrize("part_len", [1, 4, 150])
+@pytest.mark.parametrize("part_len", [1, 4, NUM_RECORDS])
 def test_unreadable_record_fails_at_its_position(folder, monkeypatch, part_len):
     asked_again = []
     monkeypatch.setattr(

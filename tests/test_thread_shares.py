@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from effort import cases
 
 import grainmill as grain
 import grainmill.python
@@ -50,7 +51,7 @@ def assert_shares_are_equal(threads, num_threads, share=SHARE):
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 4, 7, 16])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(cases(2, 4)))
 def test_a_turn_goes_around_where_one_thread_works(num_threads, seed):
     """Whatever the number of elements of tasks, up to a tenth of a thread's share of them."""
     draw = random.Random(f"{num_threads} {seed}")

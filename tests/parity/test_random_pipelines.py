@@ -17,7 +17,7 @@ from pipelines import OPERATIONS, build, close, encode, lacking, take
 from shrinking import shrunk
 from under_test import IS_GRAIN, grain
 
-NUM_SEEDS = effort.cases(60, 1000)
+NUM_SEEDS = effort.cases(40, 1000)
 PER_TEST = 20
 # So few from 80 on have every stage.
 FIRST_SEED = effort.SEED + effort.cases(80, 0)
