@@ -515,7 +515,7 @@ def test_large_records_are_read_in_parts(server, tmp_path):
 
 
 def test_thousands_of_objects_are_opened_many_at_a_time(tmp_path, monkeypatch):
-    count = effort.cases(3_000, 10_000)
+    count = effort.cases(2_000, 10_000)
     path = tmp_path / "small"
     file_of(path, [b"a", b"b"])
     program = [sys.executable, str(HERE / "bucket_server.py"), str(path)]
