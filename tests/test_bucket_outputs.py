@@ -88,10 +88,10 @@ def names(server):
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
-@pytest.mark.parametrize("length", [60, 60_000])
-def test_objects_equal_local_files(tmp_path, monkeypatch, scheme, length):
+@pytest.mark.parametrize(("count", "length"), [(300, 60), (20, 900_000)])
+def test_objects_equal_local_files(tmp_path, monkeypatch, scheme, count, length):
     """Of one request, and of several parts."""
-    lines = write_lines(tmp_path / "in.jsonl", 300, length)
+    lines = write_lines(tmp_path / "in.jsonl", count, length)
     local = tmp_path / "out.array_record"
     options = ["--options", "uncompressed", "--quiet"]
     assert main(["convert", str(tmp_path / "in.jsonl"), str(local), *options]) == 0
@@ -105,7 +105,7 @@ def test_objects_equal_local_files(tmp_path, monkeypatch, scheme, length):
         assert records_of(url) == lines
         has_parts = any("uploadId" in request.query for request in server.requests)
         has_parts |= any(request.query.get("comp") == "block" for request in server.requests)
-        assert has_parts == (length == 60_000)
+        assert has_parts == (length == 900_000)
 
 
 @pytest.mark.parametrize("shards", [["--shards", "3"], ["--shards", "3", "--shuffle"], []])
@@ -478,7 +478,7 @@ def start(arguments, **variables):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_interrupted_conversions_continue(tmp_path, server, how):
     inputs = [tmp_path / f"{number}.jsonl" for number in range(4)]
-    lines = [line for path in inputs for line in write_lines(path, 90, 100_000)]  # two parts each
+    lines = [line for path in inputs for line in write_lines(path, 10, 900_000)]  # two parts each
     arguments = [*inputs, "s3://bucket/out/", "--options", "uncompressed"]
     arguments += ["--threads", "1"]
 
