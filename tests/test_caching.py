@@ -337,7 +337,7 @@ def test_workers_share_the_cache_in_memory(tmp_path):
     assert len(list(tmp_path.iterdir())) == 200
 
 
-@pytest.mark.parametrize("attempt", range(cases(12, 100)))
+@pytest.mark.parametrize("attempt", range(cases(6, 100)))
 def test_copies_in_threads_take_room_of_their_own(attempt):
     """Whatever other copies of the data set come and go meanwhile."""
     count, num_writers = 3000 + attempt, 4
