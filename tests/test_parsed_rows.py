@@ -19,7 +19,7 @@ from grainmill import MapDataset
 from grainmill._native import Records
 from grainmill.transforms import Feature, JsonField, ParseExample, ParseJson
 
-NUM = 300
+NUM = 180
 
 
 FIELDS = {
