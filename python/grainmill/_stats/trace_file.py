@@ -23,7 +23,7 @@ class trace:  # noqa: N801 - called like a function
     this process and of its workers, the blocks of elements and the functions computed there, each
     read with its file, offset and bytes, what the engine decompresses and decodes, the stages in
     between, and where the consumer waited. What takes microseconds is shown now and then, such that
-    tracing costs 1 to 7 % of CPU time, and up to 11 % where other programs have the cores; without
+    tracing costs up to 5 % of CPU time, and up to 8 % where other programs have the cores; without
     one, it costs nothing. Pipelines may have been opened before.
 
     The file is written at the end of the block, also after an exception. If there are more than
