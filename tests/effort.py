@@ -26,9 +26,9 @@ def compile_quickly() -> None:
     """Lets XLA optimise little, in this process and those that it starts, unless told otherwise.
 
     Most of what small models take is compiling them, which takes a third without the kernels that
-    fuse operations. Older versions end the process for a setting that they do not know.
+    fuse operations. Versions of XLA end the process for a setting that they do not know.
     """
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version("jaxlib")
-        if not LONG and tuple(map(int, version.split(".")[:2])) >= (0, 10):
+        if not LONG and tuple(map(int, version.split(".")[:2])) == (0, 10):
             os.environ.setdefault("XLA_FLAGS", LITTLE_OPTIMISED)
