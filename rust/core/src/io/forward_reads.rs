@@ -126,17 +126,14 @@ impl ForwardReads {
         if self.owner != process::id() {
             *self = Self { least_in_row: self.least_in_row, ..Self::default() };
         }
-        let end = std::mem::replace(&mut self.end, at + out.len() as u64);
-        let is_held = self.pieces.iter().any(|piece| piece.range.contains(&at));
-        let goes_on = is_held || (end..=end.saturating_add(NEAR)).contains(&at);
-        self.num_in_row = if goes_on { self.num_in_row.saturating_add(1) } else { 0 };
-        if self.num_in_row < self.least_in_row {
-            self.pieces.clear();
-            self.window = FIRST_WINDOW;
-            return reader.read_at(out, at);
-        }
         // The next call may begin where this one does, so the first pieces stay.
         self.move_to(at);
+        let end = std::mem::replace(&mut self.end, at + out.len() as u64);
+        let goes_on = !self.pieces.is_empty() || (end..=end.saturating_add(NEAR)).contains(&at);
+        self.num_in_row = if goes_on { self.num_in_row.saturating_add(1) } else { 0 };
+        if self.num_in_row < self.least_in_row {
+            return reader.read_at(out, at);
+        }
         let mut number = 0;
         while !out.is_empty() {
             // Of a long record, all of them would be as much as the record.
