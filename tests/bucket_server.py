@@ -95,17 +95,12 @@ class BucketServer:
         self.patience_s = PATIENCE_S
         self.port, self.latency_s, self.page_len = port, latency_s, page_len
         self.has_ranges, self.has_tags = has_ranges, has_tags
+        self.num_bytes_asked = 0  # of parts of objects
         self._clock = itertools.count(1_700_000_000)
 
     def put(self, path, data, metadata=None):
         tag = f'"{hash(data) & (1 << 64) - 1:x}"'  # which Python keeps with the bytes
         self.objects[path] = Object(data, tag, next(self._clock), metadata or {})
-
-    def num_bytes_asked(self):
-        """How many bytes the requests so far have asked for, by their ranges."""
-        ranges = [each.headers.get("range", "") for each in self.requests]
-        bounds = [each.removeprefix("bytes=").split("-") for each in ranges if each]
-        return sum(int(last) - int(first) + 1 if first else int(last) for first, last in bounds)
 
     @property
     def url(self):
@@ -256,6 +251,7 @@ class BucketServer:
         end = min(int(last) + 1, size) if first and last else size
         if begin >= end:
             return await self._send(writer, 416, b"<Error>InvalidRange</Error>", headers)
+        self.num_bytes_asked += end - begin
         headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
         return await self._send(writer, 206, found.data[begin:end], headers, fault=fault)
 

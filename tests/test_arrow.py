@@ -372,10 +372,10 @@ def test_a_row_in_a_bucket_costs_its_batch(bucket):
     bucket.put("/bucket/a.arrow", Path("a.arrow").read_bytes())
     source = ArrowDataSource("s3://bucket/a.arrow")
     # The end of the file three times; 100 headers of batches.
-    assert bucket.num_bytes_asked() < 450_000
-    before = bucket.num_bytes_asked()
+    assert bucket.num_bytes_asked < 450_000
+    before = bucket.num_bytes_asked
     assert source[123_456]["x"] == content["x"][123_456].as_py()
-    assert 32_000 <= bucket.num_bytes_asked() - before < 200_000
+    assert 32_000 <= bucket.num_bytes_asked - before < 200_000
 
 
 def test_commands_read_arrow_files(capsys):

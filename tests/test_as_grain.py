@@ -11,7 +11,6 @@ import sys
 import textwrap
 
 import pytest
-import warm_python
 
 import grainmill
 from grainmill import _as_grain
@@ -60,12 +59,8 @@ def test_program_computes_with_grain_what_was_recorded(name, tmp_path):
 
 # Takes seconds to import Keras, in the program and in workers, which get functions of it.
 def test_keras_trains_on_each_kind_of_dataset():
-    environment = {
-        "KERAS_BACKEND": "jax",
-        "PYTHONPATH": os.pathsep.join([warm_python.LEFT_OUT, *sys.path]),
-    }
-    done = run(*AS_GRAIN, PROGRAMS / "keras_style.py", **environment)
-    found = json.loads(done.stdout)
+    program = PROGRAMS / "keras_style.py"
+    found = json.loads(run(*AS_GRAIN, program, KERAS_BACKEND="jax").stdout)
     losses = found["arrays"]
     assert len(losses) == 3
     assert losses[2] < losses[1] < losses[0]

@@ -1,6 +1,5 @@
 """Beam transforms: what they read and write, on any runner, however often a bundle is tried."""
 
-import copy
 import gzip
 import inspect
 import itertools
@@ -18,7 +17,6 @@ import apache_beam as beam
 import google_crc32c
 import numpy as np
 import pytest
-import warm_python
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
@@ -55,26 +53,6 @@ def _signatures_are_read_once():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(core, "get_function_args_defaults", once)
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _options_are_parsed_once():
-    """Beam makes a parser for each look at an option, 250 of them for each pipeline."""
-    parse, known = PipelineOptions.__init__, {}
-
-    def once(self, flags=None, **overrides):
-        key = type(self), tuple(sys.argv if flags is None else flags)
-        if overrides or key not in known:
-            parse(self, flags, **overrides)
-            known[key] = copy.deepcopy(self._visible_options)
-        else:
-            self._flags = flags
-            self._visible_options = copy.deepcopy(known[key])
-            self._all_options = dict(vars(self._visible_options))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PipelineOptions, "__init__", once)
         yield
 
 
@@ -608,7 +586,7 @@ KILLED = """
 def program():
     """Runs `KILLED` with arguments and returns the exit code."""
     command = [sys.executable, "-c", textwrap.dedent(KILLED)]
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([warm_python.LEFT_OUT, *sys.path]))
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:
 
@@ -644,7 +622,7 @@ def test_killed_worker_leaves_whole_files_and_nothing_is_lost(folder, program, k
 
 # Takes seconds because each worker of Beam imports it anew.
 def test_worker_processes_give_the_same_files(folder, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([warm_python.LEFT_OUT, *sys.path]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     (folder / "in.tfrecord").write_bytes(tfrecords(numbered(100)))
     options = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
     ds = grain.MapDataset.range(100).shuffle(seed=1).map(lambda x: b"%d" % x)

@@ -252,7 +252,7 @@ def test_opening_reads_headers_only(bucket, extension, save):
     save(file, np.zeros((1_000_000, 2)))
     bucket.put(f"/bucket/a.{extension}", file.getvalue())
     assert len(NpyDataSource(f"s3://bucket/a.{extension}")) == 1_000_000
-    assert bucket.num_bytes_asked() < 600_000
+    assert bucket.num_bytes_asked < 600_000
 
 
 def test_headers_of_many_files_in_a_bucket_are_read_concurrently(bucket):

@@ -9,7 +9,6 @@ import nbclient
 import nbformat
 import pages
 import pytest
-import warm_python
 
 ROOT = pages.DOCS.parent
 NOTEBOOKS = sorted(pages.DOCS.glob("*.ipynb"))
@@ -19,8 +18,6 @@ TEXTS = [*sorted(pages.DOCS.glob("*.md")), *NOTEBOOKS, ROOT / "README.md"]
 
 def run_page(path, cwd, jax_python, timeout=240):
     python, environment = jax_python
-    # `datasets` needs pandas.
-    left_out = [] if "import datasets" in path.read_text("utf-8") else [warm_python.LEFT_OUT]
     # Several devices on one machine, for the pages that divide batches.
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     environment = dict(
@@ -28,7 +25,7 @@ def run_page(path, cwd, jax_python, timeout=240):
         KERAS_BACKEND="jax",
         PYTHON=python,  # `grainmill` is beside it
         XLA_FLAGS=flags,
-        PYTHONPATH=os.pathsep.join([*left_out, *sys.path]),
+        PYTHONPATH=os.pathsep.join(sys.path),
     )
     return subprocess.run(
         [python, str(ROOT / "tests/pages.py"), str(path)],

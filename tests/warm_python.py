@@ -23,9 +23,6 @@ from pathlib import Path
 
 from effort import LONG
 
-# A folder of modules in place of packages that programs import where they are installed; in
-# `make test-long`, they do.
-LEFT_OUT = str(Path(__file__).parent / ("" if LONG else "left_out"))
 MODULES = ["jax.numpy", "flax.nnx", "optax", "orbax.checkpoint"]
 COMMAND = """#!{python} -IS
 import marshal, os, resource, signal, socket, sys

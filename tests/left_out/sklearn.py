@@ -1,3 +1,0 @@
-"""See `pandas.py`."""
-
-raise ImportError
