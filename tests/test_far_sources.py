@@ -20,8 +20,7 @@ from grainmill._native import ReadQueue
 from grainmill._sources import hugging_face, mapped_table
 from grainmill.array_record import ArrayRecordWriter
 
-NUM = 240
-HALF = NUM // 2
+NUM = 400
 LATENCY_S = 0.04
 
 
@@ -141,11 +140,11 @@ def test_stages_that_combine_elements_have_reads_in_flight(stage, server, record
         ds = grain.experimental.FlatMapMapDataset(ds, Twice())
         expected = [sample for sample in expected for _ in range(2)]
     elif stage == "select":
-        ds = grain.MapDataset.select_from_datasets([ds[:HALF], ds[HALF:]], Alternating())
-        expected = [sample for k in range(HALF) for sample in (expected[k], expected[HALF + k])]
+        ds = grain.MapDataset.select_from_datasets([ds[:200], ds[200:]], Alternating())
+        expected = [sample for k in range(200) for sample in (expected[k], expected[200 + k])]
     elif stage == "mix":
-        ds = grain.MapDataset.mix([ds[:HALF], ds[HALF:]])
-        expected = [sample for k in range(HALF) for sample in (expected[k], expected[HALF + k])]
+        ds = grain.MapDataset.mix([ds[:200], ds[200:]])
+        expected = [sample for k in range(200) for sample in (expected[k], expected[200 + k])]
     else:
         ds = ds.map(lambda sample: np.frombuffer(sample["bin"], np.uint8)).batch(4)
         expected = [
@@ -164,8 +163,8 @@ def test_mixtures_of_one_kind_of_source_have_its_elements_in_order(kind, server,
     again, _ = source_of(kind, server, records)
     parts = [grain.MapDataset.source(each) for each in (source, again)]
     for join in (grain.MapDataset.mix, grain.MapDataset.concatenate):
-        order = join([grain.MapDataset.source(expected)] * 2).shuffle(seed=1)[:HALF]
-        found = join(parts).shuffle(seed=1)[:HALF].to_iter_dataset(grain.ReadOptions(num_threads=1))
+        order = join([grain.MapDataset.source(expected)] * 2).shuffle(seed=1)[:200]
+        found = join(parts).shuffle(seed=1)[:200].to_iter_dataset(grain.ReadOptions(num_threads=1))
         assert list(found) == list(order)
 
 
@@ -266,13 +265,13 @@ def test_directories_of_tensorflow_datasets_may_be_urls(server, records, data):
     server.requests.clear()
     source = sources.ArrayRecordDataSource.from_tfds_dir(server.url + "/tfds/1.0.0", "train[50%:]")
     assert len(server.requests) <= 2
-    assert len(source) == 3 * HALF
+    assert len(source) == 3 * NUM // 2
     assert source.features == {"type": "text"}
-    assert source[0] == records[HALF]
+    assert source[0] == records[NUM // 2]
     watch = Watch(server)
     shuffled = grain.MapDataset.source(source).shuffle(seed=0).map(watch)
     found = list(shuffled.to_iter_dataset(grain.ReadOptions(num_threads=1)))
-    assert sorted(found) == sorted([*records[HALF:], *records])
+    assert sorted(found) == sorted([*records[NUM // 2 :], *records])
     assert are_in_flight(watch)
     with pytest.raises(FileNotFoundError, match=r"there is no dataset_info\.json in 'http"):
         sources.ArrayRecordDataSource.from_tfds_dir(server.url + "/tfds")
