@@ -138,7 +138,8 @@ class BucketServer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for transport in self._transports:  # with data that nobody reads, it would not close
-            transport.abort()
+            if transport.get_write_buffer_size():  # one that has closed cannot be aborted
+                transport.abort()
         await asyncio.sleep(0)
 
     async def start(self):
