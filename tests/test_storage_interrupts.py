@@ -126,6 +126,60 @@ def test_handlers_run_while_a_call_waits_and_what_they_raise_ends_it(folder):
     assert done.stdout == "the handler's own 1\n", done.stderr
 
 
+AGAIN = """
+import interrupt_storage as program, threading
+sources = program.grain.sources
+
+def iterate(made):
+    ds = program.grain.MapDataset.source(made).shuffle(seed=1)
+    list(ds.to_iter_dataset(program.grain.ReadOptions()))
+
+def open_many(kind, name):
+    getattr(sources, kind)([f"{program.url}{name}?{number}" for number in range(200)])
+
+def stream():
+    made = program.grain.experimental.TFRecordIterDataset([program.url + ".tfrecord"] * 100)
+    list(program.opened(lambda: iter(made)))
+
+kinds = program.SOURCES.items()
+calls = [
+    *(lambda kind=kind: iterate(program.source(*kind)) for kind in kinds),
+    *(lambda kind=kind: program.source(*kind).__getitems__(range(0, 300, 3)) for kind in kinds),
+    lambda: open_many("ArrayRecordDataSource", ".array_record"),
+    lambda: open_many("ParquetDataSource", ".parquet"),
+    stream,
+]
+for call in calls:
+    # So often that what they have requested would be all that may be in flight, were it still.
+    for _ in range(4):
+        program.asked.clear()
+        program.silent.set()
+        thread = threading.Thread(target=program.interrupt, daemon=True)
+        thread.start()
+        try:
+            call()
+        except KeyboardInterrupt:
+            thread.join()
+        else:
+            raise AssertionError("it was not interrupted")
+    program.silent.clear()
+    for suffix, kind in kinds:
+        made = getattr(sources, kind)(program.url + suffix)
+        made.__getitems__(range(len(made)))
+    print("read", flush=True)
+program.os._exit(0)
+"""
+
+
+# A request that nobody answers fails after ten minutes.
+def test_calls_do_not_wait_for_what_interrupted_ones_have_requested(folder):
+    command = [sys.executable, "-c", AGAIN, str(folder)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=PROGRAM.parent
+    )
+    assert done.stdout.split() == ["read"] * 15, done.stderr
+
+
 # 40 calls wait for a second each.
 def test_every_call_that_waits_for_a_server_is_reported(folder):
     names = names_of_calls()

@@ -1,10 +1,14 @@
-//! Waits that the caller of the engine may end, as a program does that is interrupted by Ctrl-C.
+//! Waits that the caller of the engine may end, as a program does that is interrupted by Ctrl-C, and what
+//! other threads do for it, which is then cancelled.
 
-use std::cell::Cell;
-use std::sync::PoisonError;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::lock::lock;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{Error, Result};
 
@@ -18,6 +22,8 @@ thread_local! {
     /// Whether the caller is being asked: whatever it runs to find out must not wait for what this
     /// thread holds.
     static IS_ANSWERING: Cell<bool> = const { Cell::new(false) };
+    /// What would cancel the work that this thread does.
+    static CANCELLATION: RefCell<Option<Arc<Cancellation>>> = const { RefCell::new(None) };
 }
 
 #[derive(Clone, Copy)]
@@ -103,9 +109,89 @@ pub fn wait_while<'a, T>(
     })
 }
 
+/// Cancels work that threads do for somebody who does not wait for it any more.
+#[derive(Default)]
+pub struct Cancellation {
+    is_cancelled: AtomicBool,
+    hooks: Mutex<Hooks>,
+}
+
+#[derive(Default)]
+struct Hooks {
+    by_number: HashMap<u64, Box<dyn FnOnce() + Send>>,
+    next: u64,
+}
+
+/// Removes its hook when dropped.
+#[derive(Debug)]
+pub struct CancelHook {
+    cancellation: Arc<Cancellation>,
+    number: u64,
+}
+
+impl Cancellation {
+    /// Whether [`cancel`](Self::cancel) was called.
+    pub fn is_cancelled(&self) -> bool {
+        self.is_cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Runs `work`, whose requests end soon after [`cancel`](Self::cancel) is called.
+    pub fn run<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
+        struct Back(Option<Arc<Cancellation>>);
+        impl Drop for Back {
+            fn drop(&mut self) {
+                CANCELLATION.set(self.0.take());
+            }
+        }
+        let _back = Back(CANCELLATION.replace(Some(Arc::clone(self))));
+        work()
+    }
+
+    /// Ends the work, as far as it has hooks.
+    pub fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+        let hooks = std::mem::take(&mut lock(&self.hooks).by_number);
+        for hook in hooks.into_values() {
+            hook();
+        }
+    }
+}
+
+impl fmt::Debug for Cancellation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Cancellation").field(&self.is_cancelled()).finish()
+    }
+}
+
+/// Calls `hook` once the work of this thread is cancelled, or at once if it is; None if it never will be.
+pub fn on_cancel(hook: impl FnOnce() + Send + 'static) -> Option<CancelHook> {
+    let cancellation = CANCELLATION.with_borrow(Clone::clone)?;
+    let mut hooks = lock(&cancellation.hooks);
+    let number = hooks.next;
+    hooks.next += 1;
+    hooks.by_number.insert(number, Box::new(hook));
+    drop(hooks);
+    if cancellation.is_cancelled() {
+        cancellation.cancel();
+    }
+    Some(CancelHook { cancellation, number })
+}
+
+/// Whether the work of this thread is cancelled.
+pub fn is_cancelled() -> bool {
+    CANCELLATION.with_borrow(|current| current.as_ref().is_some_and(|found| found.is_cancelled()))
+}
+
+impl Drop for CancelHook {
+    fn drop(&mut self) {
+        let removed = lock(&self.cancellation.hooks).by_number.remove(&self.number);
+        drop(removed); // whatever that does, nothing is locked
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
 
     use super::*;
 
@@ -134,5 +220,32 @@ mod tests {
             interruptible(count, || wait_while(&STATE, &Condvar::new(), |state| *state < 2));
         assert_eq!(*found.unwrap(), 2);
         assert!(!is_answering());
+    }
+
+    #[test]
+    fn hooks_are_called_once_until_they_are_dropped() {
+        let (cancellation, count) =
+            (Arc::new(Cancellation::default()), Arc::new(AtomicU32::new(0)));
+        let hook = |more| {
+            let count = Arc::clone(&count);
+            on_cancel(move || _ = count.fetch_add(more, Ordering::Relaxed))
+        };
+        assert!(hook(1).is_none() && !is_cancelled(), "nothing would cancel it");
+        let inner = Arc::new(Cancellation::default());
+        let hooks = cancellation.run(|| {
+            drop(hook(2));
+            [hook(10), inner.run(|| hook(4)), hook(100)]
+        });
+        cancellation.cancel();
+        cancellation.cancel();
+        assert_eq!(count.load(Ordering::Relaxed), 110);
+        drop(hooks);
+        cancellation.run(|| {
+            assert!(is_cancelled());
+            inner.run(|| assert!(!is_cancelled()));
+            assert!(hook(1000).is_some(), "called at once");
+        });
+        assert_eq!(count.load(Ordering::Relaxed), 1110);
+        assert!(!is_cancelled());
     }
 }

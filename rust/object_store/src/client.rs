@@ -34,8 +34,9 @@ use object_store::{ClientOptions, ObjectStore, RetryConfig, StaticCredentialProv
 use reqwest::Url;
 use reqwest::redirect::Policy;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::timeout;
 
 use crate::access::Access;
 use crate::aws_profile;
@@ -52,6 +53,8 @@ const MAX_IDLE: Duration = Duration::from_secs(30);
 /// How many parts of large reads are in flight in a process, beside one for each read.
 const MAX_SPARE_PARTS: usize = 16;
 const MAX_REDIRECTS: usize = 10;
+/// How long a request lasts that nobody waits for any more.
+const GRACE: Duration = Duration::from_secs(1);
 /// Answers other than parts of objects, such as lists, are not longer.
 const MAX_ANSWER_LEN: usize = 64 << 20;
 const USER_AGENT: &str = concat!("grainmill/", env!("CARGO_PKG_VERSION"));
@@ -152,10 +155,24 @@ impl HttpRuntime {
         Started { receiver, task: task.abort_handle() }
     }
 
-    /// Runs `work` on a thread of the runtime.
+    /// Runs `work` on a thread of the runtime; ends it soon if the work of the calling thread is cancelled.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        let (cancel, cancelled) = oneshot::channel::<()>();
+        let hook = interrupt::on_cancel(move || drop(cancel));
         // A task is moved several times, and this is kilobytes long.
-        self.runtime.spawn(Box::pin(work))
+        let mut work = Box::pin(work);
+        self.runtime.spawn(async move {
+            if hook.is_some() {
+                tokio::select! {
+                    () = &mut work => return,
+                    _ = cancelled => {}
+                }
+                // What is answered by then leaves its connection for others.
+                let _ = timeout(GRACE, work).await;
+            } else {
+                work.await;
+            }
+        })
     }
 
     /// Starts `work`, which may wait, on a thread of its own.
@@ -186,7 +203,7 @@ impl<T> Started<T> {
             received => Some(received),
         });
         match received {
-            Ok(received) => received.unwrap_or_else(|_| Err(panicked())),
+            Ok(received) => received.unwrap_or_else(|_| Err(ended())),
             Err(interrupted) => {
                 self.task.abort();
                 Err(interrupted)
@@ -196,7 +213,7 @@ impl<T> Started<T> {
 
     /// Waits for the result, whatever the caller would do: for work that soon ends.
     pub(crate) fn wait_through(self) -> Result<T> {
-        self.receiver.recv().unwrap_or_else(|_| Err(panicked()))
+        self.receiver.recv().unwrap_or_else(|_| Err(ended()))
     }
 
     /// What ends the work if nobody needs its result.
@@ -205,7 +222,11 @@ impl<T> Started<T> {
     }
 }
 
-fn panicked() -> Error {
+/// Why there is no result.
+fn ended() -> Error {
+    if interrupt::is_cancelled() {
+        return Error::Interrupted;
+    }
     Error::Panicked("a thread that sends requests panicked".to_owned())
 }
 

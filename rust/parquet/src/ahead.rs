@@ -5,13 +5,14 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
+use grainmill_core::interrupt::{self, Cancellation};
 use grainmill_core::io::{Job, ReadQueue, StorageLimit, storage_latency};
 use grainmill_core::lock::lock;
-use grainmill_core::{Result, interrupt, process};
+use grainmill_core::{Result, process};
 
 use crate::cache::{Claim, Estimate, Key, Slot};
 use crate::decode::Unit;
@@ -42,7 +43,8 @@ struct AheadJob {
     columns: Vec<usize>,
     is_beyond: bool,
     queue: ReadQueue,
-    is_abandoned: AtomicBool,
+    /// Ends what is in flight when it is abandoned.
+    cancellation: Arc<Cancellation>,
     todo: Mutex<VecDeque<Task>>,
     /// Tasks of the stage that have not finished.
     num_left: AtomicUsize,
@@ -131,7 +133,7 @@ impl Drop for Ahead {
         if self.owner != process::id() {
             return; // a thread of the parent may hold the lock
         }
-        self.job.is_abandoned.store(true, Ordering::Relaxed);
+        self.job.cancellation.cancel();
         let slots = std::mem::take(&mut lock(&self.job.progress).slots);
         drop(slots);
     }
@@ -150,12 +152,14 @@ impl Job for AheadJob {
             Task::Place(placing) => self.files.placings().is_awaited(*placing),
             Task::Fetch(_) => true,
         };
-        let mut chunks = Vec::new();
-        if is_needed || !self.is_abandoned.load(Ordering::Relaxed) {
-            // What fails here is raised where the rows are read.
-            let run = catch_unwind(AssertUnwindSafe(|| self.run(&task)));
-            chunks = run.ok().and_then(Result::ok).unwrap_or_default();
-        }
+        // What fails here is raised where the rows are read.
+        let run = || catch_unwind(AssertUnwindSafe(|| self.run(&task)));
+        let done = if self.cancellation.is_cancelled() {
+            is_needed.then(run)
+        } else {
+            Some(self.cancellation.run(run))
+        };
+        let chunks = done.and_then(|run| run.ok()?.ok()).unwrap_or_default();
         if let Task::Place(placing) = task {
             self.keep(placing, &chunks);
             self.files.placings().end(placing, &chunks);
@@ -184,7 +188,7 @@ impl AheadJob {
             columns,
             is_beyond,
             queue: queue.clone(),
-            is_abandoned: AtomicBool::new(false),
+            cancellation: Arc::default(),
             todo: Mutex::default(),
             num_left: AtomicUsize::new(0),
             progress: Mutex::new(Progress { stages, is_finished: false, slots, held }),
@@ -215,7 +219,7 @@ impl AheadJob {
         let mut progress = lock(&self.progress);
         let (&stage, later) = progress.stages.split_first()?;
         progress.stages = later;
-        (!self.is_abandoned.load(Ordering::Relaxed)).then_some(stage)
+        (!self.cancellation.is_cancelled()).then_some(stage)
     }
 
     /// Counts a task of this stage as finished.
@@ -343,7 +347,7 @@ impl AheadJob {
         }
         drop(held);
         let mut progress = lock(&self.progress);
-        if !self.is_abandoned.load(Ordering::Relaxed) {
+        if !self.cancellation.is_cancelled() {
             progress.slots = slots;
         }
         Ok(units)

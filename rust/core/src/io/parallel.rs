@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::pool;
 use super::read_queue::{DEFAULT_OF_PROCESS, Job, ReadQueue, StorageLimit};
+use crate::interrupt::{self, Cancellation};
 use crate::lock::lock;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex};
-use crate::{Error, Result, compute, interrupt};
+use crate::{Error, Result, compute};
 
 /// An item that takes at least this takes long, and mostly waits.
 const SLOW: Duration = Duration::from_millis(1);
@@ -25,6 +26,7 @@ struct ParallelLoop<W, L> {
     work: W,
     limit_of: L,
     queue: ReadQueue,
+    cancellation: Arc<Cancellation>,
     next: AtomicUsize,
     state: Mutex<LoopState>,
     finished: Condvar,
@@ -61,6 +63,7 @@ where
         work,
         limit_of,
         queue: ReadQueue::of_process().for_another_owner(),
+        cancellation: Arc::default(),
         next: AtomicUsize::new(0),
         state: Mutex::default(),
         finished: Condvar::new(),
@@ -81,8 +84,9 @@ where
     while shared.process_next(&mut asked).is_some() {}
     shared.end();
     drop(counted);
-    let mut state =
-        interrupt::wait_while(&shared.state, &shared.finished, |state| state.num_running > 0)?;
+    let is_running = |state: &mut LoopState| state.num_running > 0;
+    let mut state = interrupt::wait_while(&shared.state, &shared.finished, is_running)
+        .inspect_err(|_| shared.cancellation.cancel())?;
     state.first_error.take().map_or(Ok(()), |(_, error)| Err(error))
 }
 
@@ -117,7 +121,7 @@ where
                 interrupt::check()?;
                 *asked = Instant::now();
             }
-            (self.work)(item)
+            self.cancellation.run(|| (self.work)(item))
         }));
         let result = result.unwrap_or_else(|_| {
             Err(Error::Panicked("a thread that opens files panicked".to_owned()))

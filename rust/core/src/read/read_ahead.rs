@@ -6,15 +6,16 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Files, Outcome, Plan, PlanSpan, Records, Scratch, SortedPositions, SpanRecords};
+use crate::interrupt::{self, Cancellation};
 use crate::io::storage::WhenRead;
 use crate::io::{Job, Permit, ReadQueue, StorageLimit, storage_latency};
 use crate::lock::lock;
-use crate::{Error, Result, compute, interrupt, process};
+use crate::{Error, Result, compute, process};
 
 /// How often a thread that waits for records looks for tasks that it can run itself.
 const HELP_INTERVAL: Duration = Duration::from_millis(50);
@@ -136,7 +137,8 @@ struct ReadJob<S> {
     plan: OnceLock<Plan>,
     todo: Mutex<Todo<S>>,
     queue: ReadQueue,
-    abandoned: AtomicBool,
+    /// Ends what is in flight when the read is abandoned.
+    cancellation: Arc<Cancellation>,
     progress: Mutex<Progress>,
     finished: Condvar,
 }
@@ -182,7 +184,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
             plan: OnceLock::new(),
             todo: Mutex::new(Todo { tasks: VecDeque::new(), num_queued: 0 }),
             queue: queue.clone(),
-            abandoned: AtomicBool::new(false),
+            cancellation: Arc::default(),
             progress: Mutex::new(Progress {
                 spans,
                 num_left: 0,
@@ -283,7 +285,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
             (&ReadTask::Prepare(file), _) => file,
             _ => 0,
         };
-        let result = catching_panics(|| self.result_of(task));
+        let result = self.cancellation.run(|| catching_panics(|| self.result_of(task)));
         self.record(1, result.map_err(|error| (first, error)));
         true
     }
@@ -312,7 +314,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
         let take: WhenRead =
             Box::new(move |bytes| requested.take(&extent, started.elapsed(), bytes));
         // After a panic, `requested` is dropped, which reports it.
-        let _ = catch_unwind(AssertUnwindSafe(|| request.send(take)));
+        let _ = self.cancellation.run(|| catch_unwind(AssertUnwindSafe(|| request.send(take))));
         None
     }
 
@@ -361,7 +363,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
     }
 
     fn is_abandoned(&self) -> bool {
-        self.abandoned.load(Ordering::Relaxed)
+        self.cancellation.is_cancelled()
     }
 
     /// Waits until all tasks have finished, for at most `max_wait`; returns whether they have.
@@ -443,7 +445,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
     /// # Panics
     /// If all tasks have finished without a plan, which is a defect.
     pub fn finish(&self) -> Result<Records> {
-        if self.owner != process::id() || self.job.abandoned.load(Ordering::Relaxed) {
+        if self.owner != process::id() || self.job.is_abandoned() {
             return self.read_again();
         }
         let result = self.wait();
@@ -495,7 +497,7 @@ impl<S> Pending<S> {
 
     /// Whether the records have to be read again.
     pub fn is_abandoned(&self) -> bool {
-        self.job.abandoned.load(Ordering::Relaxed)
+        self.job.cancellation.is_cancelled()
     }
 
     /// Skips the tasks that have not started, and frees what was read. Threads may still write into
@@ -505,7 +507,7 @@ impl<S> Pending<S> {
             return true;
         }
         let job = &self.job;
-        job.abandoned.store(true, Ordering::Relaxed);
+        job.cancellation.cancel();
         let skipped = std::mem::take(&mut lock(&job.todo).tasks);
         let mut progress = lock(&job.progress);
         progress.num_left -= skipped.len();

@@ -7,10 +7,11 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::{Frames, RecordStream};
+use crate::interrupt::{self, Cancellation};
 use crate::io::storage::Storage;
 use crate::io::{Job, ReadQueue, StorageLimit};
 use crate::lock::lock;
-use crate::{Error, Result, interrupt, process};
+use crate::{Error, Result, process};
 
 /// How many files are opened ahead at most: each holds what its first reads bring, about a mebibyte.
 const MAX_AHEAD: usize = 64;
@@ -37,6 +38,7 @@ struct Opening {
     path: PathBuf,
     frames: fn() -> Box<dyn Frames>,
     limit: Option<Arc<StorageLimit>>,
+    cancellation: Arc<Cancellation>,
     state: Mutex<State>,
     opened: Condvar,
 }
@@ -86,6 +88,7 @@ impl RecordStreams {
                 storage: Arc::clone(&self.storage),
                 path,
                 frames: self.frames,
+                cancellation: Arc::default(),
                 state: Mutex::new(State::Waiting),
                 opened: Condvar::new(),
             });
@@ -111,6 +114,8 @@ impl Drop for RecordStreams {
             if matches!(*state, State::Waiting) {
                 *state = State::Begun; // nobody needs it
             }
+            drop(state);
+            opening.cancellation.cancel();
         }
     }
 }
@@ -126,7 +131,8 @@ impl Opening {
             *state = State::Begun;
         }
         let open = || RecordStream::open(&*self.storage, &self.path, (self.frames)());
-        let stream = catch_unwind(AssertUnwindSafe(open)).unwrap_or_else(|_| {
+        let opened = self.cancellation.run(|| catch_unwind(AssertUnwindSafe(open)));
+        let stream = opened.unwrap_or_else(|_| {
             Err(Error::Panicked("a thread that opens files panicked".to_owned()))
         });
         *lock(&self.state) = State::Done(Box::new(stream));
