@@ -8,7 +8,7 @@ use super::super::riegeli::chunk::{self, ChunkHeader, Opened, check_inner_block,
 use super::super::riegeli::hash::Hasher;
 use super::super::riegeli::stream_decoder::ChunkSource;
 use super::super::riegeli::{FormatError, StreamError};
-use super::ranges::RangeReader;
+use super::ranges::{RangeReader, read_header};
 
 /// How many bytes of the file are read at once.
 const WINDOW_LEN: u64 = 4 * BLOCK_LEN;
@@ -34,7 +34,13 @@ impl<'a, R: RangeReader> ChunkStream<'a, R> {
     pub(super) fn open(source: &'a R, extent: &Range<u64>) -> Result<Self, StreamError> {
         let begin = extent.start;
         let mut window = Vec::new();
-        let bytes = grow_to(&mut window, window_end(begin, extent.end) - begin)?;
+        // What follows the chunk may be long: padding.
+        let known = if source.has_header(begin) {
+            begin + read_header(source, extent.clone())??.span(begin)
+        } else {
+            extent.end
+        };
+        let bytes = grow_to(&mut window, window_end(begin, known) - begin)?;
         source.read_at(bytes, begin)?;
         let opened = chunk::open(bytes, begin, extent.end)?;
         let data_end = begin + opened.span(begin);

@@ -14,6 +14,11 @@ use crate::io::storage::Reader;
 pub(super) trait RangeReader {
     /// Fills `out` from position `at`.
     fn read_at(&self, out: &mut [u8], at: u64) -> Result<()>;
+
+    /// Whether the header of a chunk at `at` is in memory, so that its length costs no read.
+    fn has_header(&self, _at: u64) -> bool {
+        false
+    }
 }
 
 impl RangeReader for Reader<'_> {
@@ -42,21 +47,20 @@ impl RangeReader for Forward<'_> {
     }
 }
 
-/// A file whose last bytes are in memory, and of whose others an index is read.
+/// A file of which the bytes at its end are in memory, and of whose others an index is read.
 #[derive(Debug)]
 pub(super) struct FileTail<'a> {
     before: Forward<'a>,
-    /// The bytes from `begin` on.
+    /// Bytes from `begin` on.
     bytes: Vec<u8>,
     begin: u64,
 }
 
 impl<'a> FileTail<'a> {
-    /// Reads the last bytes of a file of `byte_len` at once, up to `len` of them.
-    pub(super) fn read(reader: Reader<'a>, byte_len: u64, len: usize) -> Result<Self> {
-        let len = usize::try_from(byte_len).unwrap_or(usize::MAX).min(len);
-        let begin = byte_len - len as u64;
-        let mut bytes = vec![0; len];
+    /// Reads the bytes in `range` at once.
+    pub(super) fn read(reader: Reader<'a>, range: Range<u64>) -> Result<Self> {
+        let begin = range.start;
+        let mut bytes = vec![0; usize::try_from(range.end - begin).unwrap_or(usize::MAX)];
         reader.read_at(&mut bytes, begin)?;
         Ok(Self { before: Forward::new(reader, begin), bytes, begin })
     }
@@ -88,6 +92,11 @@ impl RangeReader for FileTail<'_> {
             None => self.before.reader.read_at(rest, at.max(self.begin)),
         }
     }
+
+    fn has_header(&self, at: u64) -> bool {
+        let from = usize::try_from(at.wrapping_sub(self.begin)).unwrap_or(usize::MAX);
+        self.bytes.get(from..).is_some_and(|bytes| bytes.len() >= MAX_DATA_AT)
+    }
 }
 
 /// Reads the chunk that begins and must end in `extent` into `raw`; returns its data's range there.
@@ -97,9 +106,10 @@ pub(super) fn read_chunk(
     raw: &mut Vec<u8>,
 ) -> Result<Result<(Opened, Range<usize>), FormatError>> {
     let begin = extent.start;
-    let extent_len = extent.end - begin;
-    let first_len =
-        if extent_len <= WHOLE_READ_LEN { extent_len } else { extent_len.min(MAX_DATA_AT as u64) };
+    let mut first_len = extent.end - begin;
+    if first_len > WHOLE_READ_LEN || source.has_header(begin) {
+        first_len = first_len.min(MAX_DATA_AT as u64);
+    }
     let bytes = match grow_to(raw, first_len) {
         Ok(bytes) => bytes,
         Err(problem) => return Ok(Err(problem)),

@@ -25,9 +25,10 @@ use crate::{Error, Result};
 /// next, and on slow storage one with more while there is [room](index_cache::room); in others they are
 /// loaded with the first record.
 const MAX_EAGER_CHUNKS: u64 = 4096;
-/// How many bytes are read first when a file is opened: the last block, and the one before it, which
-/// holds the footer of a file of a few thousand chunks and the padding after it.
-const TAIL_LEN: usize = 2 << 16;
+/// How much of the last block, which is padded, is read when a file is opened: its postscript is shorter.
+/// With it the block before comes, which holds the footer of a file of a few thousand chunks and the
+/// padding after it.
+const POSTSCRIPT_LEN: u64 = 512;
 
 /// The format `ArrayRecord`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -62,8 +63,10 @@ impl ArrayRecordFile {
     /// # Errors
     /// If the file cannot be read, or has no valid index.
     pub fn open(stored: Box<dyn StoredFile>, reader: Reader<'_>, load_index: bool) -> Result<Self> {
-        let tail = FileTail::read(reader, stored.byte_len(), TAIL_LEN)?;
-        let footer_extent = find_footer(&tail, stored.byte_len())?
+        let byte_len = stored.byte_len();
+        let end = byte_len.min(byte_len.saturating_sub(BLOCK_LEN) + POSTSCRIPT_LEN);
+        let tail = FileTail::read(reader, byte_len.saturating_sub(2 * BLOCK_LEN)..end)?;
+        let footer_extent = find_footer(&tail, byte_len)?
             .map_err(|problem| diagnose::no_index(&*stored, reader, problem))?;
         let footer_offset = footer_extent.start;
         if footer_offset >= footer_extent.end {
