@@ -27,6 +27,7 @@ struct SlowFiles {
     delay_us: AtomicUsize,
     num_opened: AtomicUsize,
     num_reads: AtomicUsize,
+    num_bytes_read: AtomicUsize,
     in_flight: AtomicUsize,
     max_in_flight: AtomicUsize,
     /// How many reads must have been in flight at once before any ends.
@@ -127,6 +128,7 @@ impl SlowFile {
 
 impl ReadAt for SlowFile {
     fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
+        self.storage.num_bytes_read.fetch_add(out.len(), Ordering::Relaxed);
         self.begin_read();
         self.end_read(out, at)
     }
@@ -368,6 +370,8 @@ fn many_files_are_opened_concurrently_with_one_read_each() {
     let files = storage.open(sources);
     assert_eq!(files.len(), 6000);
     assert_eq!(storage.take_num_reads(), 600);
+    let num_bytes = storage.0.num_bytes_read.load(Ordering::Relaxed);
+    assert!(num_bytes <= 600 * (65 << 10), "{num_bytes}: a block, and the postscript");
     assert!(storage.take_max_in_flight() >= 64);
     assert!(files.is_slow());
 }

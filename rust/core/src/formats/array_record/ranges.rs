@@ -7,6 +7,7 @@ use super::super::raw_bytes::{WHOLE_READ_LEN, grow_to};
 use super::super::riegeli::FormatError;
 use super::super::riegeli::chunk::{self, MAX_DATA_AT, Opened};
 use crate::Result;
+use crate::io::buffer_pool;
 use crate::io::forward_reads::ForwardReads;
 use crate::io::storage::Reader;
 
@@ -60,7 +61,8 @@ impl<'a> FileTail<'a> {
     /// Reads the bytes in `range` at once.
     pub(super) fn read(reader: Reader<'a>, range: Range<u64>) -> Result<Self> {
         let begin = range.start;
-        let mut bytes = vec![0; usize::try_from(range.end - begin).unwrap_or(usize::MAX)];
+        let mut bytes = buffer_pool::take();
+        bytes.resize(usize::try_from(range.end - begin).unwrap_or(usize::MAX), 0);
         reader.read_at(&mut bytes, begin)?;
         Ok(Self { before: Forward::new(reader, begin), bytes, begin })
     }
@@ -68,6 +70,12 @@ impl<'a> FileTail<'a> {
     /// With none of the file in memory, of which nothing from `end` on is used.
     pub(super) fn empty(reader: Reader<'a>, end: u64) -> Self {
         Self { before: Forward::new(reader, end), bytes: Vec::new(), begin: u64::MAX }
+    }
+}
+
+impl Drop for FileTail<'_> {
+    fn drop(&mut self) {
+        buffer_pool::put(std::mem::take(&mut self.bytes));
     }
 }
 
