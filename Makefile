@@ -155,15 +155,14 @@ types: develop | $(VENV)/.test
 python-test: develop | $(VENV)/.test
 	$(MAKE) --no-print-directory --jobs=2 computing-tests waiting-tests
 
-# One process for tests that mostly wait (`tests/conftest.py` names them), and one more than cores for the
-# others, which wait for the programs that they start.
+# As many processes as cores, and one for tests that mostly wait (`tests/conftest.py` names them): they
+# need no core. Were the others given one more, some would meet a machine too busy for what they measure.
 computing-tests: | $(VENV)/.test
 	GRAINMILL_TESTS=computing $(PYTEST)
 waiting-tests: | $(VENV)/.test # printed at their end, or their lines would be among those of the others
 	@found=$$(GRAINMILL_TESTS=waiting $(BIN)/python -m pytest 2>&1); code=$$?; echo "$$found"; exit $$code
 
-PYTEST = $(BIN)/python -m pytest --numprocesses $(NUM_PROCESSES) --dist worksteal
-NUM_PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(os.cpu_count() + 1, 4))')
+PYTEST = $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
 develop: $(VENV)/.built ## the package, importable in place; to measure it, `make release`
 
