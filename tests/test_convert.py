@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import gzip
+import itertools
 import json
 import os
 import re
@@ -607,6 +608,29 @@ def test_temporary_names_cannot_be_foreseen_and_links_are_not_followed(
         with pytest.raises(FileExistsError):
             _native.RecordOutput(str(other), kind, "")
     assert other.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_an_interrupt_while_files_are_removed_leaves_nothing(tmp_path, monkeypatch, number):
+    (tmp_path / "in.jsonl").write_bytes(b"1\n2\n")
+    out = tmp_path / "out"
+    out.mkdir()
+    unlink, calls = Path.unlink, itertools.count()
+
+    def interrupted(*_arguments):
+        raise KeyboardInterrupt
+
+    def remove(path, **options):
+        if next(calls) == number:
+            raise KeyboardInterrupt
+        unlink(path, **options)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(outputs.Kind, "create", interrupted)
+        patches.setattr(Path, "unlink", remove)
+        command = ["convert", str(tmp_path / "in.jsonl"), str(out / "out.parquet")]
+        assert main(command) == ExitCode.INTERRUPTED
+    assert names_in(out) == []
 
 
 @pytest.mark.parametrize("num_interrupts", [1, 2])

@@ -127,8 +127,19 @@ def test_handlers_run_while_a_call_waits_and_what_they_raise_ends_it(folder):
 
 
 AGAIN = """
-import interrupt_storage as program, threading
+import interrupt_storage as program, os, signal, threading
 sources = program.grain.sources
+has_ended = threading.Event()
+
+def handle(*_):
+    if not has_ended.is_set():
+        raise KeyboardInterrupt
+
+def interrupt():
+    program.asked.wait()
+    while not has_ended.is_set():  # one that comes while Python frees an object is lost
+        os.kill(os.getpid(), signal.SIGINT)
+        has_ended.wait(1)
 
 def iterate(made):
     ds = program.grain.MapDataset.source(made).shuffle(seed=1)
@@ -142,6 +153,7 @@ def stream():
     list(program.opened(lambda: iter(made)))
 
 kinds = program.SOURCES.items()
+signal.signal(signal.SIGINT, handle)
 calls = [
     *(lambda kind=kind: iterate(program.source(*kind)) for kind in kinds),
     *(lambda kind=kind: program.source(*kind).__getitems__(range(0, 300, 3)) for kind in kinds),
@@ -154,11 +166,13 @@ for call in calls:
     for _ in range(4):
         program.asked.clear()
         program.silent.set()
-        thread = threading.Thread(target=program.interrupt, daemon=True)
-        thread.start()
+        thread = threading.Thread(target=interrupt, daemon=True)
+        has_ended.clear()
         try:
+            thread.start()
             call()
         except KeyboardInterrupt:
+            has_ended.set()
             thread.join()
         else:
             raise AssertionError("it was not interrupted")

@@ -11,6 +11,7 @@ import logging
 import os
 import pathlib
 import pickle
+import select
 import signal
 import sys
 import threading
@@ -44,7 +45,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if silent.is_set():
             asked.set()
-            time.sleep(3600)
+            select.select([self.connection], [], [], 3600)  # until the client closes it
+            self.close_connection = True
+            return None
         time.sleep(delay_s[0])
         path = folder / self.path.rpartition("/")[2]
         if not path.is_file():

@@ -61,11 +61,18 @@ class LocalOutputs(Outputs):
             raise
 
     def __exit__(self, *error: object) -> None:
+        try:
+            self._remove_unfinished()
+        except BaseException:  # as of a second interrupt
+            self._remove_unfinished()
+            raise
+
+    def _remove_unfinished(self) -> None:
         for path in list(self._temporaries):  # of a thread that was not waited for
             path.unlink(missing_ok=True)
         for path in self._claiming:  # an interrupt came in the middle
             _remove_if_free(path)
-        if self._file is not None:
+        if self._file is not None and not self._file.closed:
             self._end(self._file)
 
     def existing(self) -> list[str]:
@@ -225,10 +232,12 @@ class LocalWriting:
         self._end()
 
     def _end(self) -> None:
-        for path in (self._temporary, self._claimed):
-            path.unlink(missing_ok=True)
-            self._temporaries.discard(path)
-        self._claim.close()
+        try:
+            for path in (self._temporary, self._claimed):
+                path.unlink(missing_ok=True)
+                self._temporaries.discard(path)
+        finally:
+            self._claim.close()
 
 
 def _claimed(shard: Shard) -> Path:
