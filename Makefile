@@ -73,7 +73,8 @@ python-test-long: develop | $(VENV)/.test $(VENV)/.docs $(VENV)/.browser
 	GRAINMILL_LONG=1 $(PYTEST) --timeout 3600
 rust-test-long: | $(VENV)/.test
 	$(CARGO) test --locked $(CRATES) --test hand_over -- --ignored schedules
-	GRAINMILL_MODEL_RUNS=100000 $(CARGO) test --locked $(CRATES) --test models
+	GRAINMILL_MODEL_RUNS=100000 $(CARGO) test --locked -p grainmill-models --test models \
+		--config profile.dev.opt-level=2
 	$(MAKE) --no-print-directory portable \
 		OTHER_SYSTEMS="$(foreach system,$(OTHER_SYSTEMS),$(firstword $(subst :, ,$(system))):$(ALL_FEATURES))"
 other-versions: | $(VENV)/.release ## each Python found, and the oldest NumPy and JAX that are allowed
