@@ -109,6 +109,9 @@ impl RecordStreams {
 
 impl Drop for RecordStreams {
     fn drop(&mut self) {
+        if self.owner != process::id() {
+            return; // a thread of the parent may hold the locks
+        }
         for opening in &self.opening {
             let mut state = lock(&opening.state);
             if matches!(*state, State::Waiting) {
@@ -205,6 +208,28 @@ mod tests {
             lines.extend(block.iter().map(<[u8]>::to_vec));
         }
         lines
+    }
+
+    #[test]
+    fn a_forked_child_waits_for_no_lock_of_its_parent() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths: Vec<_> = (0..AT_ONCE).map(|at| dir.path().join(format!("{at}"))).collect();
+        for path in &paths {
+            std::fs::write(path, "1\n").unwrap();
+        }
+        let storage = Arc::new(Far::default());
+        let mut streams = RecordStreams::new(storage, paths, || Box::new(JsonLines));
+        streams.next_stream().unwrap();
+        let opening = Arc::clone(&streams.opening[0]);
+        let held = lock(&opening.state);
+        streams.owner = 0; // no process that runs has this number
+        let (sender, dropped) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            drop(streams);
+            let _ = sender.send(());
+        });
+        assert!(dropped.recv_timeout(Duration::from_secs(20)).is_ok());
+        drop(held);
     }
 
     #[test]
