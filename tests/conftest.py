@@ -29,16 +29,17 @@ ON_EVERY_SYSTEM = {
     *("test_slicing", "test_stages", "test_storage", "test_thread_policy", "test_thread_prefetch"),
     "test_workflows",
 }
-# These wait most of the time: for servers that are silent, processes that start, signals, clusters.
-# `make python-test` runs them in a process of their own, beside those that keep the cores busy.
+# These wait most of the time: for servers that are silent, programs, signals, clusters.
+# `make python-test` runs them in processes of their own, beside those that keep the cores busy.
 WAITING = {
-    *("test_bad_files", "test_bad_servers", "test_bucket_outputs", "test_buckets"),
-    *("test_device_put", "test_docs", "test_drawing"),
-    *("test_executor", "test_exit", "test_far_sources", "test_lifetime"),
-    *("test_other_systems", "test_parquet_far", "test_ray", "test_secrets", "test_shared_index"),
-    *("test_stalls", "test_stats", "test_storage_interrupts", "test_streams"),
-    *("test_threads_in_workers", "test_tool_formats", "test_tools", "test_untrusted_servers"),
-    "test_worker_tracebacks",
+    *("test_bad_files", "test_bad_servers", "test_beam", "test_bucket_outputs", "test_buckets"),
+    *("test_close", "test_device_put", "test_docs", "test_drawing", "test_examples"),
+    *("test_executor", "test_exit", "test_far_sources", "test_lifetime", "test_many_components"),
+    *("test_other_systems", "test_pages", "test_parquet_far", "test_performance_config"),
+    *("test_ray", "test_secrets", "test_shared_index", "test_shared_pipelines"),
+    *("test_shared_workers", "test_stalls", "test_stats", "test_storage_interrupts"),
+    *("test_streams", "test_threads_in_workers", "test_tool_formats", "test_tools"),
+    *("test_untrusted_servers", "test_worker_faults", "test_worker_tracebacks"),
 }
 # What the processes that tests start find in place of pytest, which takes them long to import.
 IN_WORKERS = str(Path(__file__).with_name("in_workers"))
@@ -62,6 +63,7 @@ def pytest_configure(config):
     # On a busy machine any example may take long.
     hypothesis.settings.register_profile("at any pace", deadline=None)
     hypothesis.settings.load_profile("at any pace")
+    effort.start_quickly()
     effort.compile_quickly()
     # Begun in the background by a shell, the tests and what they start would ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -87,10 +89,15 @@ def pytest_configure(config):
         )
 
 
+def pytest_collection():
+    gc.disable()  # what tests import stays
+
+
 def pytest_collection_finish():
     # Millions of objects of what the tests import, which every `gc.collect()` would visit.
     gc.collect()
     gc.freeze()
+    gc.enable()
     sys.path.insert(0, IN_WORKERS)
 
 

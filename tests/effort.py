@@ -22,6 +22,16 @@ def cases(quick: int, long: int) -> int:
     return long if LONG else quick
 
 
+def start_quickly() -> None:
+    """Lets NumPy start no threads in the programs that tests start, unless told otherwise.
+
+    A thread of OpenBLAS looks for work for 0.1 s before it sleeps, as long as such a program
+    computes. In `make test-long`, they start as they do for users.
+    """
+    if not LONG:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 def compile_quickly() -> None:
     """Lets XLA optimise little, in this process and those that it starts, unless told otherwise.
 
