@@ -73,8 +73,7 @@ python-test-long: develop | $(VENV)/.test $(VENV)/.docs $(VENV)/.browser
 	GRAINMILL_LONG=1 $(PYTEST) --timeout 3600
 rust-test-long: | $(VENV)/.test
 	$(CARGO) test --locked $(CRATES) --test hand_over -- --ignored schedules
-	GRAINMILL_MODEL_RUNS=100000 $(CARGO) test --locked -p grainmill-models --test models \
-		--config profile.dev.opt-level=2
+	GRAINMILL_MODEL_RUNS=100000 $(CARGO) test --locked -p grainmill-models --test models
 	$(MAKE) --no-print-directory portable \
 		OTHER_SYSTEMS="$(foreach system,$(OTHER_SYSTEMS),$(firstword $(subst :, ,$(system))):$(ALL_FEATURES))"
 other-versions: | $(VENV)/.release ## each Python found, and the oldest NumPy and JAX that are allowed
@@ -105,9 +104,11 @@ deny: | $(VENV)/.test ## licences, versions and sources of the dependencies
 	$(CARGO) deny --locked --log-level error check --deny warnings licenses bans sources
 	$(CARGO) tree --locked --manifest-path rust/fuzz/Cargo.toml >/dev/null # its versions are written down
 
+# Twice as many tests as cores: some wait for storage that is slow on purpose.
 rust-test: | $(VENV)/.test
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		set -x; $(CARGO) nextest run --locked $(CRATES) --no-fail-fast \
+			--test-threads $$((2 * $$(getconf _NPROCESSORS_ONLN))) \
 			--status-level fail --final-status-level fail \
 		&& $(CARGO) test --locked $(CRATES) --doc --quiet; \
 	else \
@@ -120,7 +121,8 @@ rust-test: | $(VENV)/.test
 # them. So they are for free-threaded Python, which has another interface than the stable one.
 portable: | $(VENV)/.test
 	$(CARGO) test --locked --quiet -p grainmill-core --lib --features portable \
-		--config profile.dev.package.grainmill-core.opt-level=0 -- platform:: batch:: io:: read::
+		--config profile.dev.package.grainmill-core.opt-level=0 -- platform:: batch:: io:: read:: \
+		--skip io::forward_reads --skip io::lru # seconds without optimisation, and no call of a system
 	@for system in $(OTHER_SYSTEMS); do \
 		target=$${system%:*}; \
 		if ! test -d "$$(rustc --print sysroot)/lib/rustlib/$$target" \
@@ -145,8 +147,11 @@ rust-doc: export RUSTDOCFLAGS := -D warnings
 rust-doc: | $(VENV)/.test
 	$(CARGO) doc --locked $(ALL_CRATES) --no-deps --quiet
 
-# The docstrings of compiled names are read from the build.
-docs: develop | $(VENV)/.docs ## the pages of docs/ and the reference, to target/site
+# What MkDocs writes last. The docstrings of compiled names are read from the build.
+SITE := target/site/search/search_index.json
+docs: $(SITE) ## the pages of docs/ and the reference, to target/site
+$(SITE): $(wildcard *.md) mkdocs.yml \
+	$(shell find docs python -name __pycache__ -prune -o -type f -print) | $(VENV)/.built $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 types: develop | $(VENV)/.test
@@ -156,12 +161,13 @@ types: develop | $(VENV)/.test
 python-test: develop | $(VENV)/.test
 	$(MAKE) --no-print-directory --jobs=2 computing-tests waiting-tests
 
-# As many processes as cores, and one for tests that mostly wait (`tests/conftest.py` names them): they
-# need no core. Were the others given one more, some would meet a machine too busy for what they measure.
+# As many processes as cores, and as many again for tests that mostly wait (`tests/conftest.py` names
+# them): they need little of a core. Were the others given more, some would meet a machine too busy for
+# what they measure.
 computing-tests: | $(VENV)/.test
 	GRAINMILL_TESTS=computing $(PYTEST)
 waiting-tests: | $(VENV)/.test # printed at their end, or their lines would be among those of the others
-	@found=$$(GRAINMILL_TESTS=waiting $(BIN)/python -m pytest 2>&1); code=$$?; echo "$$found"; exit $$code
+	@found=$$(GRAINMILL_TESTS=waiting $(PYTEST) 2>&1); code=$$?; echo "$$found"; exit $$code
 
 PYTEST = $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
