@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -80,7 +81,11 @@ def standard_library(max_files: int | None = None) -> Iterator[dict[str, str]]:
     """The texts of the installed standard library, each with a title."""
     root = Path(sysconfig.get_paths()["stdlib"])
     excluded = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
-    files = [p for p in sorted(root.rglob("*.py")) if not excluded & set(p.parts)][:max_files]
+    files: list[Path] = []
+    for folder, inner, names in os.walk(root):
+        inner[:] = set(inner) - excluded  # these are not visited
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    files = sorted(files)[:max_files]
     progress = Progress("reading")
     for number, path in enumerate(files):
         progress.show(f"{number} of {len(files)} files of Python's standard library")
@@ -415,13 +420,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="training steps")
     parser.add_argument("--dir", type=Path, default=Path(".cache/text_pipeline"))
     parser.add_argument("--batch-size", type=int, default=8, help="packed rows per batch")
-    parser.add_argument("--quick", action="store_true", help="40 files, 12 steps: for tests")
+    parser.add_argument("--quick", action="store_true", help="15 files, 12 steps: for tests")
     parser.add_argument("--resume", action="store_true", help="resume from the checkpoint in --dir")
     options = parser.parse_args()
     if options.resume:
         resume(options.dir, options.steps, options.batch_size)
         return
-    num_steps, max_files = (12, 40) if options.quick else (options.steps, None)
+    num_steps, max_files = (12, 15) if options.quick else (options.steps, None)
     figures = train(options.dir, num_steps, options.batch_size, max_files)
     compare_with_fresh_process(options.dir, figures, options.batch_size)
     print(NEXT)

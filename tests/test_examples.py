@@ -49,11 +49,12 @@ def test_image_example_learns(run):
 
 def test_image_folders_example_learns_the_same_from_one_file(run):
     program = "image_folders.py"
-    from_folders = run(program, "--steps", "60")
+    options = ("--steps", "60", "--batch-size", "16")
+    from_folders = run(program, *options)
     accuracies = re.findall(r"accuracy ([\d.]+)%", from_folders)
     assert len(accuracies) == 5
     assert float(accuracies[-1]) > 80
-    from_one_file = run(program, "--steps", "60", "--convert")
+    from_one_file = run(program, *options, "--convert")
     assert re.findall(r"accuracy ([\d.]+)%", from_one_file) == accuracies
 
 
@@ -73,12 +74,12 @@ def test_image_folders_example_takes_folders_of_any_images(tmp_path):
 
 
 def test_mixture_example_trains_from_a_bucket_and_resumes(run):
-    found = run("mixture_from_buckets.py", "--steps", "20", "--rows", "4")
+    found = run("mixture_from_buckets.py", "--steps", "10", "--rows", "4")
     assert "70% from 2 files: s3://corpus/web/*.array_record" in found
     assert "30% from 2 files: s3://corpus/code/*.tfrecord" in found
     first, last = map(float, re.findall(r"loss ([\d.]+)", found))
     assert last < 0.8 * first
-    assert "resumed at step 10: 10 batches are the same" in found
+    assert "resumed at step 5: 5 batches are the same" in found
 
 
 # Six processes, one after another in pairs, that import JAX and Orbax.
