@@ -87,6 +87,21 @@ import users
 print(json.dumps([os.getpid(), elements]))
 """
 
+# Stands for `users` in the main process, which then takes no time to import JAX.
+WITHOUT_JAX = """
+class Lazy:
+    def __getattr__(self, name):
+        def call(*args):
+            import users
+            return getattr(users, name)(*args)
+        return call
+    class Look(grain.transforms.Map):
+        def map(self, x):
+            import users
+            return users.look(x)
+users = sys.modules["users"] = Lazy()
+"""
+
 
 @pytest.fixture
 def program(tmp_path):
@@ -150,17 +165,7 @@ def test_worker_uses_the_cpu_while_the_main_process_has_the_accelerator(
 
 
 def test_worker_uses_the_cpu_where_the_main_process_never_imports_jax(program):
-    lazily = textwrap.dedent("""
-        import sys
-        class Lazy:
-            def __getattr__(self, name):
-                def call(*args):
-                    import users
-                    return getattr(users, name)(*args)
-                return call
-        users = sys.modules["users"] = Lazy()
-    """)
-    _, elements, by, _ = program("read", before=lazily)
+    _, elements, by, _ = program("read", before=WITHOUT_JAX)
     assert platforms(elements) == {"cpu"}
     assert not by
 
@@ -169,7 +174,7 @@ def test_worker_uses_the_cpu_where_the_main_process_never_imports_jax(program):
     ("entrance", "init"), [("read", "users.choose"), ("mp_prefetch", "users.configure")]
 )
 def test_worker_init_fn_may_choose_the_accelerator(program, entrance, init):
-    _, elements, by, _ = program(entrance, init=init)
+    _, elements, by, _ = program(entrance, init=init, before=WITHOUT_JAX)
     assert platforms(elements) == {"accelerator"}
     assert by == {str(element["pid"]) for element in elements}
 
@@ -183,9 +188,8 @@ def test_worker_init_fn_may_choose_the_accelerator(program, entrance, init):
     ],
 )
 def test_environment_may_choose_the_platforms_of_workers(program, option, inherited, expected):
-    _, elements, _, _ = program(
-        "loader", JAX_PLATFORMS=inherited, GRAINMILL_WORKER_JAX_PLATFORMS=option
-    )
+    environment = {"JAX_PLATFORMS": inherited, "GRAINMILL_WORKER_JAX_PLATFORMS": option}
+    _, elements, _, _ = program("loader", before=WITHOUT_JAX, **environment)
     assert platforms(elements) == {expected}
 
 
