@@ -9,7 +9,7 @@ if __name__ == "__main__":  # workers import this file, too, and Keras takes sec
     import keras
     from keras.src.utils import backend_utils, dataset_utils
 
-X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
 Y = (X @ np.array([[1.0], [-2.0], [0.5]]) + 0.25).astype(np.float32)
 
 
