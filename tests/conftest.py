@@ -123,6 +123,13 @@ def jax_python(tmp_path_factory):
         yield found
 
 
+@pytest.fixture(scope="session")
+def beam_python(tmp_path_factory):
+    """A command for programs with Beam."""
+    with warm_python.beam_started(tmp_path_factory.mktemp("beam")) as found:
+        yield found
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call():
     # The pools of all tests may share what starts their workers, unless the environment changes.

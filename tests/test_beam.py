@@ -23,8 +23,9 @@ from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import core
 from beam_files import PREFIX
+from effort import cases
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grainmill as grain
@@ -440,6 +441,7 @@ def test_failed_pipeline_leaves_no_file_under_a_final_name():
         assert not [path for path in Path("shards").iterdir() if not path.name.endswith(".tmp")]
 
 
+@settings(max_examples=cases(40, 1000))
 @given(st.lists(st.tuples(st.integers(0, 9), st.binary(max_size=20))), st.integers(1, 3000))
 def test_sorted_records_match_sorted(pairs, max_bytes):
     found = list(sorting.sorted_records(iter(pairs), max_bytes))
@@ -583,9 +585,11 @@ KILLED = """
 
 
 @pytest.fixture(scope="module")
-def program():
+def program(tmp_path_factory, beam_python):
     """Runs `KILLED` with arguments and returns the exit code."""
-    command = [sys.executable, "-c", textwrap.dedent(KILLED)]
+    path = tmp_path_factory.mktemp("killed") / "program.py"
+    path.write_text(textwrap.dedent(KILLED))
+    command = [beam_python, str(path)]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:
@@ -620,8 +624,8 @@ def test_killed_worker_leaves_whole_files_and_nothing_is_lost(folder, program, k
         assert sorted(read_all(*paths)) == sorted(everything)
 
 
-# Takes seconds because each worker of Beam imports it anew.
-def test_worker_processes_give_the_same_files(folder, monkeypatch):
+def test_worker_processes_give_the_same_files(folder, monkeypatch, beam_python):
+    monkeypatch.setattr(sys, "executable", beam_python)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     (folder / "in.tfrecord").write_bytes(tfrecords(numbered(100)))
     options = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
@@ -681,6 +685,7 @@ def example_message():
 EXAMPLE = example_message()
 
 
+@settings(max_examples=cases(40, 1000))
 @given(
     st.dictionaries(
         st.text(max_size=5),

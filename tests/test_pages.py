@@ -41,8 +41,12 @@ def run_page(path, cwd, jax_python, timeout=240):
 # Beam starts processes that import it, and Ray a cluster; Keras takes seconds to import; the page
 # on the command line runs twenty programs.
 @pytest.mark.parametrize("page", [*pages.pages(), ROOT / "README.md"], ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs(page, tmp_path, jax_python):
-    done = run_page(page, tmp_path, jax_python)
+def test_the_code_of_a_page_runs(page, tmp_path, request):
+    if page.stem == "beam":
+        python = request.getfixturevalue("beam_python"), {}
+    else:
+        python = request.getfixturevalue("jax_python")
+    done = run_page(page, tmp_path, python)
     assert done.returncode == 0, done.stderr
 
 

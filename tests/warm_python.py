@@ -1,5 +1,7 @@
 """A Python that has imported JAX, Flax and Orbax, which programs of many tests take longest for.
 
+Another one has imported Beam, whose runner starts processes that import it, too.
+
 `warm_python.py SERVER MODULE...` imports such modules, then forks a process for each program that
 it is asked for. Who asks is a command that stands for the interpreter, made by `started`: it passes
 its arguments, its environment, folder and standard files on, and ends as the program does. The
@@ -12,6 +14,7 @@ import gc
 import importlib
 import marshal
 import os
+import runpy
 import select
 import signal
 import socket
@@ -24,6 +27,8 @@ from pathlib import Path
 from effort import LONG
 
 MODULES = ["jax.numpy", "flax.nnx", "optax", "orbax.checkpoint"]
+BEAM = "apache_beam.runners"
+BEAM_WORKER = f"{BEAM}.worker.sdk_worker_main"
 COMMAND = """#!{python} -IS
 import marshal, os, resource, signal, socket, sys
 {program}
@@ -39,17 +44,18 @@ if status < 0:
     os.kill(os.getpid(), -status)
 os._exit(status)
 """
-# Programs without JAX get the interpreter itself.
+# Programs without JAX, or without Beam, get the interpreter itself.
 PYTHON = f"""
-def imports_jax(path):
+def imports_it(path):
     try:
         with open(path, encoding="utf-8") as file:
-            return "import jax" in file.read()
+            return "import {{name}}" in file.read()
     except (OSError, ValueError):
         return False
 
 command, arguments = __file__, sys.argv[1:]
-if not (arguments and arguments[0].endswith(".py") and any(map(imports_jax, arguments))):
+is_program = arguments and arguments[0].endswith(".py") and any(map(imports_it, arguments))
+if not is_program and arguments != ["-m", {BEAM_WORKER!r}]:
     os.execv({sys.executable!r}, [{sys.executable!r}, *arguments])
 """
 SCRIPT = str(Path(sysconfig.get_path("scripts"), "grainmill"))
@@ -74,15 +80,28 @@ def started(folder):
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with (
         serving(folder / "grainmill", GRAINMILL, ["grainmill._tools.main"], inherited | tested),
-        serving(folder / "python", PYTHON, MODULES, inherited | environment),
+        serving(folder / "python", PYTHON.format(name="jax"), MODULES, inherited | environment),
     ):
         yield str(folder / "python"), environment
 
 
 @contextlib.contextmanager
+def beam_started(folder):
+    """A command in place of `sys.executable` for programs with Beam, and for its workers."""
+    if LONG:
+        yield sys.executable
+        return
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    modules = [f"{BEAM}.portability.fn_api_runner.fn_runner", BEAM_WORKER]
+    command = folder / "python"
+    with serving(command, PYTHON.format(name="apache_beam"), modules, environment):
+        yield str(command)
+
+
+@contextlib.contextmanager
 def serving(command, program, modules, environment):
     """A command that asks a server, which has imported modules."""
-    server = f"warm {command.name} of {os.getpid()}"
+    server = f"warm {command} of {os.getpid()}"
     asks = COMMAND.format(python=sys.executable, program=program, server=f"\0{server}")
     command.write_text(asks, "utf-8")
     command.chmod(0o755)
@@ -152,11 +171,16 @@ def run(request, site):
     os.environ.clear()
     os.environ.update(environment)
     sys.executable = command
-    sys.argv = arguments
+    in_environment = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.orig_argv = [command, *arguments]
+    if arguments == ["-m", BEAM_WORKER]:
+        sys.argv = [BEAM_WORKER]
+        sys.path = [cwd, *in_environment, *site]
+        runpy.run_module(BEAM_WORKER, run_name="__main__", alter_sys=True)
+        return
+    sys.argv = arguments
     program = Path(arguments[0]).absolute()
-    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path = [str(program.parent), *filter(None, paths), *site]
+    sys.path = [str(program.parent), *in_environment, *site]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__file__ = str(program)
     exec(compile(program.read_bytes(), main.__file__, "exec"), vars(main))
