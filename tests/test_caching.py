@@ -596,21 +596,9 @@ def test_a_full_disk_ends_the_caching_and_nothing_else(tmp_path, kind):
 
 
 INTERRUPTED = """
-    import sys, grainmill as grain
+    import json, os, sys, grainmill as grain
     from grainmill._cache.files import PartWriter
-    place, number, is_before = sys.argv[2], int(sys.argv[3]), sys.argv[4] == "before"
-    original, calls = getattr(PartWriter, place), []
-
-    def interrupted(self, *arguments):
-        calls.append(1)
-        if is_before and len(calls) == number:
-            raise KeyboardInterrupt
-        original(self, *arguments)
-        if not is_before and len(calls) == number:
-            raise KeyboardInterrupt
-
-    setattr(PartWriter, place, interrupted)
-    computed, interrupts = [], 0
+    computed = []
 
     class Square:
         def __call__(self, x):
@@ -620,24 +608,49 @@ INTERRUPTED = """
         def __reduce__(self):
             return Square, ()
 
-    cached = grain.MapDataset.range(30).map(Square()).cache(sys.argv[1])
-    for index in [*range(10), *range(30), *range(30)]:
-        try:
-            assert cached[index] == index * index, index
-        except KeyboardInterrupt:
-            interrupts += 1
-    print(interrupts, len(computed))
+    def found(folder, place, number, when):
+        original, calls, interrupts = getattr(PartWriter, place), [], 0
+
+        def interrupted(self, *arguments):
+            calls.append(1)
+            if when == "before" and len(calls) == number:
+                raise KeyboardInterrupt
+            original(self, *arguments)
+            if when == "after" and len(calls) == number:
+                raise KeyboardInterrupt
+
+        setattr(PartWriter, place, interrupted)
+        cached = grain.MapDataset.range(30).map(Square()).cache(folder)
+        for index in [*range(10), *range(30), *range(30)]:
+            try:
+                assert cached[index] == index * index, (index, place, number, when)
+            except KeyboardInterrupt:
+                interrupts += 1
+        return f"{interrupts} {len(computed)}"
+
+    for case in json.loads(sys.argv[1]):  # each in a process of its own
+        if os.fork() == 0:
+            print(found(*case))
+            break
+        assert os.wait()[1] == 0
 """
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize(("place", "number"), [("write", 1), ("write", 5), ("finish", 1)])
-def test_an_interrupt_while_an_element_is_stored_changes_none(tmp_path, place, number, when):
-    out = run(INTERRUPTED, tmp_path, place, number, when)
-    assert out.startswith("1 ")
-    assert len(finished(tmp_path)) == 1
-    assert run(INTERRUPTED, tmp_path, place, 100, when) == "0 0\n"  # in a new process
-    assert not list(tmp_path.rglob("*.tmp"))
+def test_an_interrupt_while_an_element_is_stored_changes_none(tmp_path):
+    places = {
+        tmp_path / f"{place} {number} {when}": (place, number, when)
+        for place, number in (("write", 1), ("write", 5), ("finish", 1))
+        for when in ("before", "after")
+    }
+    out = run(INTERRUPTED, json.dumps([[str(path), *case] for path, case in places.items()]))
+    for path, line in zip(places, out.splitlines(), strict=True):
+        assert line.startswith("1 "), path.name
+        assert len(finished(path)) == 1, path.name
+    never = [[str(path), place, 100, when] for path, (place, _, when) in places.items()]
+    again = run(INTERRUPTED, json.dumps(never))  # in new processes
+    for path, line in zip(places, again.splitlines(), strict=True):
+        assert line == "0 0", path.name
+        assert not list(path.rglob("*.tmp")), path.name
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError])
