@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -149,10 +148,11 @@ def test_checkpoints_name_the_handler_as_grain_does(tmp_path):
 
 @pytest.mark.better_than_grain("grainmill beside Grain")
 @pytest.mark.parametrize("first", ["grain", "grainmill"])
-def test_handlers_of_grain_and_ours_may_be_in_one_program(first, tmp_path):
-    program = f"""
+def test_handlers_of_grain_and_ours_may_be_in_one_program(first, tmp_path, jax_python):
+    program = tmp_path / "program.py"
+    program.write_text(f"""
 import importlib, pathlib
-import orbax.checkpoint as ocp
+import orbax.checkpoint as ocp  # and with it, import jax
 order = ["{first}", *({{"grain", "grainmill"}} - {{"{first}"}})]
 modules = [importlib.import_module(name) for name in order]
 saves = [module.checkpoint.CheckpointSave for module in modules]
@@ -169,13 +169,13 @@ for module, other in (modules, reversed(modules)):
         args = module.checkpoint.CheckpointRestore(fresh)
         assert manager.restore(1, args=args) is fresh
     assert list(fresh) == [1, 2, 3, 4]
-"""
+""")
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [jax_python[0], str(program)],
         capture_output=True,
         text=True,
         check=False,
-        env=environment(),
+        env=environment() | jax_python[1],
     )
     assert done.returncode == 0, done.stderr
 
