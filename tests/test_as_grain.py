@@ -104,12 +104,11 @@ if __name__ == "__main__":
         process.start()
         print(method, *queue.get(timeout=100))
         process.join()
-    options = grain.MultiprocessingOptions(num_workers=2)
+    options = grain.MultiprocessingOptions(num_workers=1)
     ds = pygrain.MapDataset.range(4).map(doubled).to_iter_dataset().mp_prefetch(options)
     print("workers", list(ds))
     grainmill._workers.worker_group._can_fork[0] = False  # as where a fresh Python has threads
     print("spawned workers", list(ds))
-    options = grain.MultiprocessingOptions(num_workers=1)
     versions = pygrain.MapDataset.range(2).map(version).to_iter_dataset().mp_prefetch(options)
     print("version", set(versions) == {grain.__version__})
     code = "import grain.python; print('program', grain.python.__name__)"
