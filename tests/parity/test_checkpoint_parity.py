@@ -11,6 +11,7 @@ import grain as real
 import jax
 import pytest
 from absl import flags
+from kept_shuffles import _shuffles_are_kept  # noqa: F401 - a fixture
 from pipelines import build, close, lacking, take
 from stages import STAGES
 from under_test import grain

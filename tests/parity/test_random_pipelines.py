@@ -13,6 +13,7 @@ import random
 import effort
 import grain as real
 import pytest
+from kept_shuffles import _shuffles_are_kept  # noqa: F401 - a fixture
 from pipelines import OPERATIONS, build, close, encode, lacking, take
 from shrinking import shrunk
 from under_test import IS_GRAIN, grain
