@@ -20,7 +20,7 @@ def _bucket():
 def test_what_makes_a_pipeline_slow_is_named(name):
     """At once, or, where other programs took the cores meanwhile, in most of three longer runs."""
     pipeline = BY_NAME[name]
-    if is_right(pipeline, verdict_of(pipeline, 0.1, enough=10)):
+    if is_right(pipeline, verdict_of(pipeline, 0.05, enough=6)):
         return
     verdicts = [verdict_of(pipeline)]
     if is_right(pipeline, verdicts[0]):
