@@ -56,7 +56,9 @@ def test_a_turn_goes_around_where_one_thread_works(num_threads, seed):
     """Whatever the number of elements of tasks, up to a tenth of a thread's share of them."""
     draw = random.Random(f"{num_threads} {seed}")
     longest = draw.choice([1, max(1, WINDOW // num_threads // 10)])
-    counts = [draw.randint(min(longest, draw.randint(0, 1)), longest) for _ in range(4000)]
+    counts = [
+        draw.randint(min(longest, draw.randint(0, 1)), longest) for _ in range(cases(2000, 4000))
+    ]
     threads = ran_by(ThreadPool(num_threads), counts)
     assert len(threads) == sum(counts)
     assert_shares_are_equal(threads, num_threads)
@@ -155,10 +157,11 @@ def test_pipelines_give_each_thread_its_share(
     source = Source(work)
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
     iterator = iter(pipeline(source, options))
-    while len(source.threads) < 3 * WINDOW:
+    count = cases(2, 3) * WINDOW
+    while len(source.threads) < count:
         next(iterator)
     iterator.close()
-    threads = [source.threads[index] for index in range(3 * WINDOW)]
+    threads = [source.threads[index] for index in range(count)]
     assert_shares_are_equal(threads, num_threads)
 
 
