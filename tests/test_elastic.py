@@ -490,7 +490,7 @@ if not IS_GRAIN:  # Grain 0.2.18 takes a `MapDataset` without filters only
         return [row for batch in batches for row in (batch if isinstance(batch, list) else [batch])]
 
     @pytest.mark.parametrize("name", PIPELINES)
-    @settings(max_examples=effort.cases(4, 200))
+    @settings(max_examples=effort.cases(3, 200))
     @given(data=st.data())
     def test_no_element_is_lost_or_repeated(name, data):
         """Several numbers of processes in turn, each from the states of the one before."""
