@@ -140,7 +140,7 @@ KINDS = ["array_record", "bagz", "tfrecord", "json_lines", "web_dataset"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_lists_of_indices_give_the_records_that_were_written(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("GRAINMILL_CACHE_DIR", str(tmp_path / "cache"))
-    for seed in range(SEED, SEED + cases(4, 300)):
+    for seed in range(SEED, SEED + cases(3, 300)):
         rng = random.Random(f"{kind} {seed}")
         folder = tmp_path / str(seed)
         folder.mkdir()
