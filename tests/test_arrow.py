@@ -350,7 +350,7 @@ def bucket(monkeypatch):
 @pytest.mark.parametrize("codec", [None, "zstd"])
 @pytest.mark.parametrize("extension", ["arrow", "arrows"])
 def test_files_in_buckets_are_those_on_disk(bucket, extension, codec):
-    content = table(60, ["text", "tokens", "kind", "f8"])
+    content = table(30, ["text", "tokens", "kind", "f8"])
     write(f"a.{extension}", content, batch_len=6, codec=codec)
     bucket.put(f"/bucket/a.{extension}", Path(f"a.{extension}").read_bytes())
     local = ArrowDataSource(f"a.{extension}")
@@ -358,7 +358,7 @@ def test_files_in_buckets_are_those_on_disk(bucket, extension, codec):
         far = ArrowDataSource(url)
         check(far, local)
         twice = ArrowDataSource([url, url])
-        assert plain(twice.__getitems__([75, 3])) == plain(local.__getitems__([15, 3]))
+        assert plain(twice.__getitems__([45, 3])) == plain(local.__getitems__([15, 3]))
         rows, expected = (
             list(grain.MapDataset.source(each).shuffle(7).to_iter_dataset())
             for each in (far, local)
