@@ -249,7 +249,7 @@ def _without_one_key(state):
 def test_refused_state_leaves_the_iterator_where_it_is(name):
     """Programs try to restore a state, and continue from their position if it does not fit."""
     elements, _ = _full_pass(make(grain, name))
-    for place in (0, 1, len(elements) // 2):
+    for place in (0, 1, len(elements) // 2) if LONG else (0, len(elements) // 2):
         iterator = iter(make(grain, name))
         iterator.start_prefetch()
         take(iterator, place)
@@ -308,7 +308,7 @@ CHECKED = [name for name in PLANNED if not name.startswith("user_") or name == "
 def test_state_that_can_be_told_to_be_wrong_is_refused(name):
     """Booleans, floats and keys of another stage are not accepted as a position."""
     elements, _ = _full_pass(make(grain, name))
-    for place in (1, len(elements) // 2):
+    for place in (1, len(elements) // 2) if LONG else (len(elements) // 2,):
         iterator = iter(make(grain, name))
         take(iterator, place)
         state = json.loads(json.dumps(iterator.get_state()))
