@@ -12,7 +12,7 @@ from under_test import INLINE, experimental, grain
 
 settings.register_profile(
     "suite",
-    max_examples=cases(40, 4000),
+    max_examples=cases(25, 4000),
     deadline=None,
     derandomize=not LONG,
     database=None,
