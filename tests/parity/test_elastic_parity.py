@@ -7,6 +7,7 @@ import grain as real
 import grain.experimental
 import numpy as np
 import pytest
+from kept_shuffles import _shuffles_are_kept  # noqa: F401 - a fixture
 from pipelines import add_one, add_rand, close, encode, times_two
 from under_test import IS_GRAIN
 

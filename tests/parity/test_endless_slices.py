@@ -6,6 +6,7 @@ import effort
 import grain as real
 import numpy as np
 import pytest
+from kept_shuffles import _shuffles_are_kept  # noqa: F401 - a fixture
 from pipelines import encode
 from under_test import INLINE, IS_GRAIN, grain
 

@@ -17,6 +17,7 @@ import grain as real
 import numpy as np
 import pytest
 from effort import cases
+from kept_shuffles import _shuffles_are_kept  # noqa: F401 - a fixture
 from pipelines import add_one, close, encode, is_even, rand_u32, transforms
 from test_random_pipelines import MAX_ELEMENTS, SEEDS, Maker, compare_by_iteration
 from under_test import IS_GRAIN, grain
