@@ -241,7 +241,7 @@ def outcome(ds):
 
 
 @both
-@settings(max_examples=cases(50, 10_000))
+@settings(max_examples=cases(25, 10_000))
 @given(data=st.data())
 def test_random_records_make_the_batches_of_single_elements(parser, data):
     """With values that are missing or do not fit, and what is no record: one error at its place."""
