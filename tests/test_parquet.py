@@ -842,7 +842,7 @@ def test_flipped_bits_are_an_error_or_leave_the_rows_alone(tmp_path, compression
     footer_len = int.from_bytes(whole[-8:-4], "little")
     flipped = tmp_path / "flipped.parquet"
     rng = random.Random(1)
-    num_errors, num_flips = 0, cases(120, 20_000)
+    num_errors, num_flips = 0, cases(80, 20_000)
     for _ in range(num_flips):
         damaged = bytearray(whole)
         bit = rng.randrange(8 * len(whole))
