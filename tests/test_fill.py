@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from effort import cases
 from oracle_stack import assert_same, stacked
 
 import grainmill as grain
@@ -114,7 +115,7 @@ def test_filled_rows_are_the_elements(folder, name, file):
     program = compiled(dataset(folder, name, file)._node)
     chance = random.Random(name)
     filled_most, was_slow = 0, False
-    for _ in range(30):
+    for _ in range(cases(15, 30)):
         count = chance.randrange(1, NUM_RECORDS)
         start = chance.randrange(2 * NUM_RECORDS - count)
         at = start + chance.randrange(count)
