@@ -15,7 +15,7 @@ from grainmill._stages.concat_split import BOSHandling, ConcatThenSplit, ConcatT
 from grainmill._stages.pack import FitPack, FitPackStage
 
 grain = pytest.importorskip("grain", exc_type=ImportError)
-SEEDS = range(effort.SEED, effort.SEED + effort.cases(50, 2000))
+SEEDS = range(effort.SEED, effort.SEED + effort.cases(30, 2000))
 
 
 def grain_rows(make, elements, **options):
