@@ -14,7 +14,7 @@ from grainmill import MapDataset, _native
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.sources import ArrayRecordDataSource
 
-NUM_RECORDS = 800_000
+NUM_RECORDS = 400_000
 IO = Path("/proc/self/io")
 
 pytestmark = pytest.mark.skipif(
