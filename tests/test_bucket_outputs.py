@@ -1,6 +1,7 @@
 """Outputs in buckets: what is seen of them, whatever the server or the user does meanwhile."""
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from grainmill.array_record import ArrayRecordReader, ArrayRecordWriter
 from grainmill.sources import ArrayRecordDataSource
 
 PART_LEN = 8 << 20
-MANY = 3 * PART_LEN // 2
+MANY = 9 * PART_LEN // 8  # two parts
 
 
 @pytest.fixture(autouse=True)
@@ -255,6 +256,9 @@ FAULTS = {
 }
 
 
+random_bytes = functools.cache(os.urandom)
+
+
 OTHERS = ["busy", "reset", "loses the answer"]
 REQUESTS = {
     "s3": ["uploads", "partNumber", "uploadId", "PUT"],
@@ -281,7 +285,7 @@ def test_failed_requests_are_repeated(server, monkeypatch, case):
     fault = Fault(**{**vars(FAULTS[name]), "only": only})
     if fault.retry_after and only != "PUT":  # one of them waits for the second
         fault = Fault(**{**vars(fault), "retry_after": 0})
-    data = os.urandom(100_000 if only == "PUT" else MANY)
+    data = random_bytes(100_000 if only == "PUT" else MANY)
     if replaces:
         server.put("/bucket/file", bytes(len(data)))
     server.put("/bucket/other", b"")
