@@ -247,13 +247,12 @@ fn usize_of(len: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::IN_TURN;
     use super::super::read_queue::Permit;
+    use super::super::read_queue::turn;
     use super::super::storage::ReadAt;
     use super::super::storage_latency::StorageLatency;
     use super::*;
     use crate::bytes::ScatterBuffers;
-    use crate::lock::lock;
 
     /// Each byte is the low one of its position in MiB.
     #[derive(Debug)]
@@ -296,7 +295,7 @@ mod tests {
 
     #[test]
     fn long_reads_hold_no_more_than_a_window_before_and_behind() {
-        let _turn = lock(&IN_TURN);
+        let _turn = turn();
         let latency = slow();
         let (reader, byte_len) = (Reader::new(&Far, &latency), 200 << 20);
         let mut reads = ForwardReads::default();
@@ -315,7 +314,7 @@ mod tests {
 
     #[test]
     fn places_near_each_other_are_read_ahead_and_those_far_away_are_not() {
-        let _turn = lock(&IN_TURN);
+        let _turn = turn();
         let latency = slow();
         let (reader, byte_len) = (Reader::new(&Far, &latency), 1 << 30);
         for (step, is_near) in
@@ -337,7 +336,7 @@ mod tests {
 
     #[test]
     fn places_anywhere_are_read_ahead_where_they_go_on() {
-        let _turn = lock(&IN_TURN);
+        let _turn = turn();
         let latency = slow();
         let (reader, byte_len) = (Reader::new(&Far, &latency), 1 << 30);
         let mut reads = ForwardReads::anywhere();
@@ -360,7 +359,7 @@ mod tests {
 
     #[test]
     fn nothing_is_read_ahead_beside_as_many_reads_as_a_process_may_have() {
-        let _turn = lock(&IN_TURN);
+        let _turn = turn();
         let queue = ReadQueue::of_process();
         let held: Vec<Permit> = std::iter::from_fn(|| queue.enter()).collect();
         let latency = slow();

@@ -24,7 +24,3 @@ pub use parallel::for_each_parallel;
 pub use read_queue::{Job, Permit, ReadQueue, StorageLimit};
 pub use single_flight::{FlightGuard, SingleFlight};
 pub use try_once::TryOnce;
-
-/// Held by tests that take many places in the one schedule of the process, or count them.
-#[cfg(test)]
-static IN_TURN: crate::sync::Mutex<()> = crate::sync::Mutex::new(());

@@ -204,13 +204,12 @@ mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::AtomicBool;
 
-    use super::super::IN_TURN;
-    use super::super::read_queue::DEFAULT_IN_FLIGHT;
+    use super::super::read_queue::{DEFAULT_IN_FLIGHT, turn};
     use super::*;
 
     /// How many of 1,000 items are processed at a time, of which those from `first_slow` on take long.
     fn most_at_a_time(first_slow: usize) -> usize {
-        let _turn = lock(&IN_TURN);
+        let _turn = turn();
         let active = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
         let counts = Arc::clone(&active);
         for_each_parallel(
@@ -250,7 +249,7 @@ mod tests {
 
     #[test]
     fn items_are_processed_while_all_reads_of_the_process_wait() {
-        let _turn = lock(&IN_TURN);
+        let _turn = turn();
         let barrier = || Barrier::new(DEFAULT_OF_PROCESS + 1);
         let stuck = Arc::new(Stuck { begin: barrier(), end: barrier() });
         let queue = ReadQueue::new(DEFAULT_OF_PROCESS);
@@ -262,7 +261,7 @@ mod tests {
 
     #[test]
     fn items_are_processed_beside_a_pipeline_whose_reads_wait() {
-        let _turn = lock(&IN_TURN);
+        let _turn = turn();
         let barrier = || Barrier::new(DEFAULT_IN_FLIGHT + 1);
         let stuck = Arc::new(Stuck { begin: barrier(), end: barrier() });
         ReadQueue::default().submit(Arc::clone(&stuck) as Arc<dyn Job>, DEFAULT_IN_FLIGHT);
@@ -293,7 +292,7 @@ mod tests {
 
     #[test]
     fn other_items_begin_while_the_first_takes_long() {
-        let _turn = lock(&IN_TURN);
+        let _turn = turn();
         let barrier = Arc::new(Barrier::new(64));
         let wait = move |_| {
             barrier.wait();

@@ -388,9 +388,20 @@ impl ReadQueue {
     }
 }
 
+/// Held by a test that takes many places in the one schedule of the process, or counts them: those of the
+/// test before have ended, and others take few.
+#[cfg(test)]
+pub fn turn() -> impl Drop {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = crate::lock::lock(&TURN);
+    while SCHEDULE.lock().in_flight > 8 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    turn
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::IN_TURN;
     use super::*;
     use crate::lock::lock;
 
@@ -417,9 +428,19 @@ mod tests {
         reads.iter().map(|reads| lock(&reads.permits).len()).collect()
     }
 
+    /// Ends those in flight, and those that start in their places.
+    fn end_all(reads: &[Arc<Reads>]) {
+        while in_flight(reads).iter().any(|&number| number > 0) {
+            for reads in reads {
+                let ended = std::mem::take(&mut *lock(&reads.permits));
+                drop(ended);
+            }
+        }
+    }
+
     #[test]
     fn queues_have_equal_shares_of_a_storage_however_long_their_reads_take() {
-        let _turn = lock(&IN_TURN);
+        let _turn = turn();
         let storage = Arc::new(StorageLimit::new(Some(8)));
         let reads = [(); 2]
             .map(|()| Arc::new(Reads { storage: Arc::clone(&storage), permits: Mutex::default() }));
@@ -433,11 +454,12 @@ mod tests {
             drop(ended);
         }
         assert_eq!(in_flight(&reads), [4, 4]);
+        end_all(&reads);
     }
 
     #[test]
     fn storages_that_do_not_answer_leave_places_to_others() {
-        let _turn = lock(&IN_TURN);
+        let _turn = turn();
         let [silent, other] = [2, 1].map(|count| {
             let new = |_| Reads { storage: Arc::default(), permits: Mutex::default() };
             (0..count).map(new).map(Arc::new).collect::<Vec<_>>()
@@ -455,5 +477,6 @@ mod tests {
             "{:?}",
             in_flight(&other)
         );
+        end_all(&[silent, other].concat());
     }
 }
