@@ -161,13 +161,12 @@ types: develop | $(VENV)/.test
 python-test: develop | $(VENV)/.test
 	$(MAKE) --no-print-directory --jobs=2 computing-tests waiting-tests
 
-# As many processes as cores, and as many again for tests that mostly wait (`tests/conftest.py` names
-# them): they need little of a core. Were the others given more, some would meet a machine too busy for
-# what they measure.
+# As many processes as cores, and one for tests that mostly wait (`tests/conftest.py` names them): they
+# need no core. Were the others given one more, some would meet a machine too busy for what they measure.
 computing-tests: | $(VENV)/.test
 	GRAINMILL_TESTS=computing $(PYTEST)
 waiting-tests: | $(VENV)/.test # printed at their end, or their lines would be among those of the others
-	@found=$$(GRAINMILL_TESTS=waiting $(PYTEST) 2>&1); code=$$?; echo "$$found"; exit $$code
+	@found=$$(GRAINMILL_TESTS=waiting $(BIN)/python -m pytest 2>&1); code=$$?; echo "$$found"; exit $$code
 
 PYTEST = $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 

@@ -29,17 +29,16 @@ ON_EVERY_SYSTEM = {
     *("test_slicing", "test_stages", "test_storage", "test_thread_policy", "test_thread_prefetch"),
     "test_workflows",
 }
-# These wait most of the time: for servers that are silent, programs, signals, clusters.
-# `make python-test` runs them in processes of their own, beside those that keep the cores busy.
+# These wait most of the time: for servers that are silent, processes that start, signals, clusters.
+# `make python-test` runs them in a process of their own, beside those that keep the cores busy.
 WAITING = {
-    *("test_bad_files", "test_bad_servers", "test_beam", "test_bucket_outputs", "test_buckets"),
-    *("test_close", "test_device_put", "test_docs", "test_drawing", "test_examples"),
-    *("test_executor", "test_exit", "test_far_sources", "test_lifetime", "test_many_components"),
-    *("test_orbax", "test_other_systems", "test_pages", "test_parquet_far"),
-    *("test_performance_config", "test_ray", "test_recipes", "test_secrets", "test_shared_index"),
-    *("test_shared_pipelines", "test_shared_workers", "test_stalls", "test_stats"),
-    *("test_storage_interrupts", "test_streams", "test_threads_in_workers", "test_tool_formats"),
-    *("test_tools", "test_untrusted_servers", "test_worker_faults", "test_worker_tracebacks"),
+    *("test_bad_files", "test_bad_servers", "test_bucket_outputs", "test_buckets"),
+    *("test_device_put", "test_docs", "test_drawing"),
+    *("test_executor", "test_exit", "test_far_sources", "test_lifetime"),
+    *("test_other_systems", "test_parquet_far", "test_ray", "test_secrets", "test_shared_index"),
+    *("test_stalls", "test_stats", "test_storage_interrupts", "test_streams"),
+    *("test_threads_in_workers", "test_tool_formats", "test_tools", "test_untrusted_servers"),
+    "test_worker_tracebacks",
 }
 # What the processes that tests start find in place of pytest, which takes them long to import.
 IN_WORKERS = str(Path(__file__).with_name("in_workers"))

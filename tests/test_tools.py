@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -341,6 +342,23 @@ def test_content_with_a_mark_says_more_than_a_name(tmp_path):
     assert format_of("a.bag", bagz([b'{"a": 1}'])) == "bagz"  # which has no mark
     assert format_of("b.bag", tfrecord([b"x"])) == "tfrecord"
     assert format_of("c.txt", b'{"a": 1}\n') == "jsonl"
+
+
+def test_an_interrupt_that_a_lock_makes_an_error_of_is_an_interrupt(monkeypatch, capsys):
+    """One that comes while a `Condition` acquires its lock again, after another one."""
+
+    def run(_options):
+        def interrupted(*_arguments):
+            raise KeyboardInterrupt
+
+        condition = threading.Condition()
+        condition._acquire_restore = interrupted
+        with condition:
+            condition.wait(0.001)
+
+    monkeypatch.setattr(info, "run", run)
+    assert main(["info", "file"]) == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err == "grainmill info: interrupted\n"
 
 
 @pytest.mark.parametrize("suffix", ["array_record", "tfrecord", "jsonl", "bag"])

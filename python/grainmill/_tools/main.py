@@ -156,7 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _line_of(error: Exception, parser: Parser) -> str:
     known = (CommandError, OSError, GrainmillError, ValueError, IndexError, MemoryError)
-    if isinstance(error, OSError) and error.filename and error.strerror:
+    if _is_interrupt(error):
+        text = "interrupted"
+    elif isinstance(error, OSError) and error.filename and error.strerror:
         # An error of the engine has a message that names the file, one of Python has not.
         text = error.strerror
         text = text if str(error.filename) in text else f"{error.filename}: {text}"
@@ -168,9 +170,16 @@ def _line_of(error: Exception, parser: Parser) -> str:
     return files.redacted(" ".join(text.split("\n")))
 
 
+def _is_interrupt(error: Exception) -> bool:
+    """Whether a `Condition` raised it, whose lock a second interrupt kept it from acquiring."""
+    return isinstance(error, RuntimeError) and isinstance(error.__context__, KeyboardInterrupt)
+
+
 def _code_of(error: Exception) -> int:
     if isinstance(error, CommandError):
         return error.code
+    if _is_interrupt(error):
+        return ExitCode.INTERRUPTED
     if isinstance(error, FileExistsError) and error.errno is None:
         return ExitCode.EXISTS  # an output; those of the system have a number
     if isinstance(error, OSError):
