@@ -352,14 +352,12 @@ def test_each_part_reports_its_workers_and_stages():
     for stage in owners:
         assert 1 <= len(stage["workers"]) <= 2
         assert 1 <= sum(worker["elements"] for worker in stage["workers"]) <= 200
-    # What a worker did for the other part does not count.
-    busy_s = {
-        stage["inputs"][0]: [worker["busy_s"] / worker["elements"] for worker in stage["workers"]]
-        for stage in owners
-    }
+    workers_of = {stage["inputs"][0]: stage["workers"] for stage in owners}
+    assert len(workers_of) == 2
     (slow_stage,) = [n for n, stage in enumerate(stages) if "=slow " in stage["name"]]
-    assert min(busy_s[slow_stage]) >= 0.002
-    assert len(busy_s) == 2
+    for worker in workers_of[slow_stage]:
+        # What a worker did for the other part does not count; an element may before its time does.
+        assert worker["busy_s"] >= 0.002 * (worker["elements"] - 1)
 
 
 def test_nothing_is_left_where_a_mixture_is_dropped():
