@@ -150,8 +150,8 @@ rust-doc: | $(VENV)/.test
 # What MkDocs writes last. The docstrings of compiled names are read from the build.
 SITE := target/site/search/search_index.json
 docs: $(SITE) ## the pages of docs/ and the reference, to target/site
-$(SITE): $(wildcard *.md) mkdocs.yml \
-	$(shell find docs python -name __pycache__ -prune -o -type f -print) | $(VENV)/.built $(VENV)/.docs
+$(SITE): $(wildcard *.md) mkdocs.yml $(VENV)/.docs \
+	$(shell find docs python -name __pycache__ -prune -o -print) | $(VENV)/.built
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 types: develop | $(VENV)/.test

@@ -88,15 +88,19 @@ def pytest_configure(config):
         )
 
 
+@pytest.hookimpl(wrapper=True)
 def pytest_collection():
     gc.disable()  # what tests import stays
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish():
     # Millions of objects of what the tests import, which every `gc.collect()` would visit.
     gc.collect()
     gc.freeze()
-    gc.enable()
     sys.path.insert(0, IN_WORKERS)
 
 

@@ -343,7 +343,8 @@ def test_each_part_reports_its_workers_and_stages():
         time.sleep(0.002)
         return x
 
-    joined = [*parts(slow, 1, 200), *parts(abs, 1, 200)]
+    # Idle threads of a worker would compute some elements of a task meanwhile.
+    joined = [*parts(slow, 1, 200, num_threads=1), *parts(abs, 1, 200, num_threads=1)]
     with iter(grain.IterDataset.mix(joined)) as iterator:
         all_of(iterator)
         stages = iterator.stats()["stages"]
@@ -352,12 +353,14 @@ def test_each_part_reports_its_workers_and_stages():
     for stage in owners:
         assert 1 <= len(stage["workers"]) <= 2
         assert 1 <= sum(worker["elements"] for worker in stage["workers"]) <= 200
-    workers_of = {stage["inputs"][0]: stage["workers"] for stage in owners}
-    assert len(workers_of) == 2
+    # What a worker did for the other part does not count.
+    busy_s = {
+        stage["inputs"][0]: [worker["busy_s"] / worker["elements"] for worker in stage["workers"]]
+        for stage in owners
+    }
     (slow_stage,) = [n for n, stage in enumerate(stages) if "=slow " in stage["name"]]
-    for worker in workers_of[slow_stage]:
-        # What a worker did for the other part does not count; an element may before its time does.
-        assert worker["busy_s"] >= 0.002 * (worker["elements"] - 1)
+    assert min(busy_s[slow_stage]) >= 0.002
+    assert len(busy_s) == 2
 
 
 def test_nothing_is_left_where_a_mixture_is_dropped():

@@ -247,8 +247,7 @@ fn usize_of(len: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::read_queue::Permit;
-    use super::super::read_queue::turn;
+    use super::super::read_queue::{Permit, turn};
     use super::super::storage::ReadAt;
     use super::super::storage_latency::StorageLatency;
     use super::*;
