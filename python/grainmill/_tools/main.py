@@ -138,15 +138,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = int(module_of(command).run(options))
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        print(f"grainmill {command}: interrupted", file=sys.stderr)
-        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader, such as `head`, has all that it wants. Flushing at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + getattr(signal, "SIGPIPE", 13)
-    except Exception as error:
-        if options.traceback:
+    except (Exception, KeyboardInterrupt) as error:
+        if options.traceback and not _is_interrupt(error):
             print(files.redacted(traceback.format_exc()), end="", file=sys.stderr)
         else:
             print(f"grainmill {command}: {_line_of(error, parser)}", file=sys.stderr)
@@ -154,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _line_of(error: Exception, parser: Parser) -> str:
+def _line_of(error: BaseException, parser: Parser) -> str:
     known = (CommandError, OSError, GrainmillError, ValueError, IndexError, MemoryError)
     if _is_interrupt(error):
         text = "interrupted"
@@ -170,12 +167,14 @@ def _line_of(error: Exception, parser: Parser) -> str:
     return files.redacted(" ".join(text.split("\n")))
 
 
-def _is_interrupt(error: Exception) -> bool:
-    """Whether a `Condition` raised it, whose lock a second interrupt kept it from acquiring."""
-    return isinstance(error, RuntimeError) and isinstance(error.__context__, KeyboardInterrupt)
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether it is one, or of a `Condition` whose lock a second one kept it from acquiring."""
+    if isinstance(error, RuntimeError):
+        return isinstance(error.__context__, KeyboardInterrupt)
+    return isinstance(error, KeyboardInterrupt)
 
 
-def _code_of(error: Exception) -> int:
+def _code_of(error: BaseException) -> int:
     if isinstance(error, CommandError):
         return error.code
     if _is_interrupt(error):
