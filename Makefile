@@ -42,7 +42,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test checks-rust checks-python test-long python-test-long rust-test-long \
 	other-versions lint format format-check ruff clippy deny rust-test portable rust-doc types docs \
-	python-test computing-tests waiting-tests develop release timings wheel release-check bench \
+	python-test computing-tests-1 waiting-tests develop release timings wheel release-check bench \
 	sanitize fuzz clean
 .DELETE_ON_ERROR:
 
@@ -70,7 +70,7 @@ PYTHON_CHECKS := ruff types docs
 test-long: python-test-long rust-test-long sanitize fuzz other-versions
 
 python-test-long: develop | $(VENV)/.test $(VENV)/.docs $(VENV)/.browser
-	GRAINMILL_LONG=1 $(PYTEST) --timeout 3600
+	GRAINMILL_LONG=1 PYTEST_ADDOPTS="--timeout 3600" $(MAKE) --no-print-directory python-test
 rust-test-long: | $(VENV)/.test
 	$(CARGO) test --locked $(CRATES) --test hand_over -- --ignored schedules
 	GRAINMILL_MODEL_RUNS=100000 $(CARGO) test --locked -p grainmill-models --test models
@@ -158,17 +158,23 @@ types: develop | $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest --mypy-config-file .ci/stubtest.ini grainmill._native
 
-python-test: develop | $(VENV)/.test
-	$(MAKE) --no-print-directory --jobs=2 computing-tests waiting-tests
-
 # As many processes as cores, and one for tests that mostly wait (`tests/conftest.py` names them): they
 # need no core. Were the others given one more, some would meet a machine too busy for what they measure.
-computing-tests: | $(VENV)/.test
-	GRAINMILL_TESTS=computing $(PYTEST)
-waiting-tests: | $(VENV)/.test # printed at their end, or their lines would be among those of the others
-	@found=$$(GRAINMILL_TESTS=waiting $(BIN)/python -m pytest 2>&1); code=$$?; echo "$$found"; exit $$code
+COMPUTING := $(wordlist 1,$(shell getconf _NPROCESSORS_ONLN),1 2 3 4)
+python-test: develop | $(VENV)/.test
+	@rm -rf target/claims && mkdir -p target/claims
+	$(MAKE) --no-print-directory --jobs=5 $(COMPUTING:%=computing-tests-%) waiting-tests
 
-PYTEST = $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
+# One says how far it is. What the others print comes when they end, or their lines would be mixed.
+computing-tests-1: | $(VENV)/.test
+	$(COMPUTING_TESTS)
+computing-tests-%: | $(VENV)/.test
+	$(call at_end,$(COMPUTING_TESTS))
+waiting-tests: | $(VENV)/.test
+	$(call at_end,GRAINMILL_TESTS=waiting $(BIN)/python -m pytest)
+
+COMPUTING_TESTS = GRAINMILL_TESTS=computing GRAINMILL_CLAIMS=target/claims $(BIN)/python -m pytest
+at_end = @printed=$$($(1) 2>&1); code=$$?; echo "$$printed"; exit $$code
 
 develop: $(VENV)/.built ## the package, importable in place; to measure it, `make release`
 

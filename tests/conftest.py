@@ -11,6 +11,7 @@ import effort
 import hypothesis
 import pytest
 import warm_python
+from claims import pytest_runtestloop  # noqa: F401 - a hook
 from under_test import IS_GRAIN
 from waits import becomes
 
@@ -33,11 +34,11 @@ ON_EVERY_SYSTEM = {
 # `make python-test` runs them in a process of their own, beside those that keep the cores busy.
 WAITING = {
     *("test_bad_files", "test_bad_servers", "test_bucket_outputs", "test_buckets"),
-    *("test_device_put", "test_docs", "test_drawing"),
+    *("test_device_put", "test_drawing"),
     *("test_executor", "test_exit", "test_far_sources", "test_lifetime"),
     *("test_other_systems", "test_parquet_far", "test_ray", "test_secrets", "test_shared_index"),
     *("test_stalls", "test_stats", "test_storage_interrupts", "test_streams"),
-    *("test_threads_in_workers", "test_tool_formats", "test_tools", "test_untrusted_servers"),
+    *("test_threads_in_workers", "test_tools", "test_untrusted_servers"),
     "test_worker_tracebacks",
 }
 # What the processes that tests start find in place of pytest, which takes them long to import.
@@ -101,6 +102,8 @@ def pytest_collection_finish():
     # Millions of objects of what the tests import, which every `gc.collect()` would visit.
     gc.collect()
     gc.freeze()
+    if not effort.LONG:
+        gc.set_threshold(20_000)  # collecting at the usual 700 takes 4 % of the time of all tests
     sys.path.insert(0, IN_WORKERS)
 
 

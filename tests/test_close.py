@@ -60,6 +60,13 @@ def settles(reached):
     return True
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_collect():
+    """Each test collects garbage, which takes as long as there are objects of the tests before."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def hang(tmp_path):
     """The function; afterwards no thread or process of the test may be left."""
