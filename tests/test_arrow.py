@@ -19,6 +19,7 @@ from effort import cases
 
 import grainmill as grain
 from grainmill import GrainmillError, files
+from grainmill._sources import arrow_index
 from grainmill._sources.arrow_values import check_rows
 from grainmill._tools.main import main
 from grainmill.sources import ArrowDataSource, ParquetDataSource
@@ -335,6 +336,20 @@ def test_rows_that_reach_beyond_their_values_are_found(make, row):
         array = make(pa.py_buffer(offsets))
         with pytest.raises(ValueError, match="a value reaches from"):
             check_rows(array, np.array([row]))
+
+
+@hypothesis.given(
+    st.sampled_from(["a.arrow", "a.arrows"]), st.integers(8, 4000), st.integers(10, 8000)
+)
+@hypothesis.settings(max_examples=cases(30, 500))
+def test_rows_are_the_same_however_little_is_read_at_once(name, head, tail):
+    if not Path(name).exists():
+        write(name, table(60), batch_len=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrow_index, "_HEAD_LEN", head)
+        patch.setattr(arrow_index, "_TAIL_LEN", tail)
+        little = ArrowDataSource(name)
+    assert pickle.dumps(little._files._files) == pickle.dumps(ArrowDataSource(name)._files._files)
 
 
 @pytest.fixture

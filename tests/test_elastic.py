@@ -238,6 +238,12 @@ if not IS_GRAIN:  # Grain 0.2.18 takes a `MapDataset` without filters only
     def test_processes_share_the_datasets_of_an_interleave(size, index, count, expected):
         assert all_of(interleaved(), size, index, count) == expected
 
+    @pytest.mark.parametrize("size", [0, 8])
+    def test_a_mixture_has_as_many_shards_as_the_shortest_interleave_has_datasets(size):
+        mixture = grain.IterDataset.mix([interleaved(4), interleaved(6)])
+        shards = elastic(mixture, size, 0, 1).get_shard_states()
+        assert len(shards) == 4
+
     def test_states_of_an_interleave():
         iterator = elastic(interleaved(), 0, 0, 2)
         assert elements(iterator, 7) == [0, 20, 1, 21, 2, 22, 40]

@@ -2,6 +2,7 @@
 
 import ctypes
 import gzip
+import io
 import itertools
 import json
 import mmap
@@ -214,7 +215,14 @@ def test_every_state_is_resumed_while_reads_are_in_flight(kind, reader, server, 
 NUM_FILES = 100
 
 
-@pytest.mark.parametrize("kind", ["tfrecord", "tfrecord.gz", "jsonl", "tar", "bag"])
+# For an object that was opened before. One opens it, and one reads the first bytes; the limits of
+# Bagz come along. Of Arrow, one more reads the header of the batch, or the mark of the end, and one
+# opens it for reading.
+REQUESTS = {"tfrecord": 2, "tfrecord.gz": 2, "jsonl": 2, "tar": 2, "bag": 1}
+REQUESTS |= {"arrow": 4, "arrows": 4}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
 def test_many_files_are_opened_at_once_and_again_without_a_scan(kind, server, records):
     # More than what comes with the opening of an object.
     few = [record[:20_000] for record in records[:10]]
@@ -224,6 +232,8 @@ def test_many_files_are_opened_at_once_and_again_without_a_scan(kind, server, re
         "jsonl": lambda: json_text(record.hex() for record in few),
         "tar": lambda: tar((f"{number}.bin", record) for number, record in enumerate(few)),
         "bag": lambda: bagz(few),
+        "arrow": lambda: arrow(few, pa.ipc.new_file),
+        "arrows": lambda: arrow(few, pa.ipc.new_stream),
     }
     content = written[kind]()
     assert len(content) > 128 << 10
@@ -237,6 +247,8 @@ def test_many_files_are_opened_at_once_and_again_without_a_scan(kind, server, re
         "jsonl": sources.JsonLinesDataSource,
         "tar": sources.WebDatasetDataSource,
         "bag": sources.BagzDataSource,
+        "arrow": sources.ArrowDataSource,
+        "arrows": sources.ArrowDataSource,
     }
     server.latency_s, server.keeps = 0, 64
     server.max_active = 0
@@ -247,8 +259,15 @@ def test_many_files_are_opened_at_once_and_again_without_a_scan(kind, server, re
     again = classes[kind](urls)
     assert len(again) == NUM_FILES * len(few)
     assert server.max_active >= 64
-    # One that opens the object, and one for the first bytes; no limits of Bagz, which come along.
-    assert len(server.requests) <= NUM_FILES * (1 if kind == "bag" else 2)
+    assert len(server.requests) <= NUM_FILES * REQUESTS[kind]
+
+
+def arrow(records, writer):
+    content = io.BytesIO()
+    table = pa.table({"record": records})
+    with writer(content, table.schema) as opened:
+        opened.write_table(table)
+    return content.getvalue()
 
 
 def test_directories_of_tensorflow_datasets_may_be_urls(server, records, data):

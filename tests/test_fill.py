@@ -318,3 +318,30 @@ def test_functions_are_called_once_for_each_element(folder, name):
     batches = MAPS[name](arrays).to_iter_dataset(options).batch(32)
     assert sum(len(batch) for batch in batches) == NUM_RECORDS - (name == "filter")
     assert calls == list(range(NUM_RECORDS))
+
+
+class OnlyArray:
+    """What has no more of an array than that."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self._array
+
+
+@pytest.mark.parametrize("every", [1, 3, 8, 100])
+@pytest.mark.parametrize("side", [8, 64])  # rows that are copied beside others, and by themselves
+def test_rows_of_any_kind_are_those_that_numpy_stacks(every, side):
+    def made(number):
+        array = np.full((side, side), number, np.float32)
+        return OnlyArray(array) if number % every == every - 1 else array
+
+    rows = MapDataset.range(64).map(made)
+    for num_threads in (0, 4):
+        options = grain.ReadOptions(num_threads=num_threads)
+        batches = list(rows.to_iter_dataset(options).batch(16))
+        for number, batch in enumerate(batches):
+            expected = np.stack([np.asarray(made(16 * number + at)) for at in range(16)])
+            assert_same(batch, expected)
+        assert len(batches) == 4

@@ -260,14 +260,16 @@ def test_failing_parent_loses_no_element():
     assert_all_same(rows, expected)
 
 
-def test_element_that_can_not_be_packed_raises_again_and_is_named():
-    elements = [tokens(0), tokens(1), {"tokens": np.zeros(13, np.int32)}, tokens(2)]
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_element_that_can_not_be_packed_raises_again_and_is_named(number):
+    elements = [tokens(0), tokens(1), tokens(2)]
+    elements.insert(number, {"tokens": np.zeros(13, np.int32)})
     stage = packed(elements, length_struct={"tokens": 12})
     for _ in range(2):
         with pytest.raises(ValueError, match="Inputs to PackedBatch must be truncated") as raised:
             stage.pull(1)
         assert "('tokens', 13, 12)" in str(raised.value)
-        assert "Element 2 " in raised.value.__notes__[0]
+        assert f"Element {number} " in raised.value.__notes__[0]
     with pytest.raises(ValueError, match="Inputs to packer must be truncated"):
         packed(elements, best_fit=True, length_struct={"tokens": 12}).pull(1)
 

@@ -384,6 +384,19 @@ def test_threads_read_the_same_rows(tmp_path):
     assert not failures
 
 
+def test_any_positions_of_several_epochs_are_those_of_single_rows(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"id": range(24)}), path, row_group_size=4)
+    source = ParquetDataSource(path, shuffle_seed=1, shuffle_window=1)
+    rows = grain.MapDataset.source(source).map(lambda row: int(row["id"])).repeat(4)
+    single = [rows[position] for position in range(len(rows))]
+    assert [single[at] for at in range(24)] != [single[at] for at in range(24, 48)]
+    options = grain.ReadOptions(num_threads=0)
+    for step in (5, 7, 23, 24, 25):
+        for begin in range(step):
+            assert list(rows[begin::step].to_iter_dataset(options)) == single[begin::step]
+
+
 def test_pickles_hold_paths_and_the_text_stays_the_same(tmp_path):
     write(tmp_path / "x.parquet")
     source = ParquetDataSource(tmp_path / "x.parquet", columns=["id"], shuffle_seed=3)

@@ -211,6 +211,23 @@ def test_values_that_do_not_fit_the_dtype_are_refused(dtype, values):
         np.testing.assert_array_equal(parse.map(record)["x"], np.array(values, dtype))
 
 
+def test_numbers_have_the_byte_order_of_the_machine():
+    features = {"x": Feature(">i4", shape=(2,)), "y": Feature(">f4"), "z": Feature(">i8")}
+    record = example(x=int64_list([1, 2]), y=float_list([0.5]), z=int64_list([3]))
+    for found in (
+        ParseExample(features).map(record),
+        MapDataset.source([record]).map(ParseExample(features))[0],
+        {
+            name: rows[0]
+            for name, rows in next(
+                iter(MapDataset.source([record]).map(ParseExample(features)).batch(1))
+            ).items()
+        },
+    ):
+        assert (found["x"].tolist(), float(found["y"]), int(found["z"])) == ([1, 2], 0.5, 3)
+        assert all(value.dtype.isnative for value in found.values())
+
+
 RECORD = example(
     id=bytes_list([b"doc"]), label=int64_list([7]), tokens=int64_list([1, 2, 300]),
     weight=float_list([0.5, 1.5]),

@@ -53,6 +53,16 @@ def read(path, **options):
     return source.__getitems__(range(len(source)))
 
 
+@pytest.mark.parametrize(
+    ("length", "magic"), [(376, b"x\x01"), (40_056, b"x\x9c"), (559_903, b"\x1f\x8b\x08")]
+)
+def test_a_plain_file_that_begins_like_a_compressed_one_is_plain(tmp_path, length, magic):
+    path = written(tmp_path / "a.tfrecord", formats.tfrecord([b"a" * length, b"b"]))
+    assert Path(path).read_bytes().startswith(magic)
+    assert read(path) == [b"a" * length, b"b"]
+    assert list(grain.experimental.TFRecordIterDataset(path)) == [b"a" * length, b"b"]
+
+
 @pytest.mark.parametrize("entry", MANIFEST, ids=lambda entry: entry["file"])
 def test_golden_files_have_the_records_of_the_manifest(entry, tmp_path):
     path = DATA / entry["file"]

@@ -65,8 +65,11 @@ def test_ids_are_those_of_the_tokenizer(wrap, special):
 
 def test_callables_get_blocks():
     counting = Counting()
-    found = list(MapDataset.source(TEXTS).map(Tokenize(counting, dtype=np.uint16)).map(list))
-    assert found == [[int(word[1:]) for word in text.split()] for text in TEXTS]
+    for _ in range(20):  # blocks are short where other programs take the cores
+        found = list(MapDataset.source(TEXTS).map(Tokenize(counting, dtype=np.uint16)).map(list))
+        assert found == [[int(word[1:]) for word in text.split()] for text in TEXTS]
+        if max(counting.calls) > 10:
+            break
     assert max(counting.calls) > 10
 
 

@@ -38,7 +38,7 @@ from grainmill._url import absolute, is_url, shown
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from grainmill._native import PendingRead, ReadQueue
     from grainmill._sources.record_files import Infos, Ranges
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 _DEFAULT_CACHE_BYTES: Final = 512 << 20
 # What a batch costs whose values stay in the file.
 _MAPPED_COST: Final = 4 << 10
+# How many objects are opened at once: some of each, 128 KiB, is held until its index is found.
+_SIDE_BY_SIDE: Final = 256
 # What `pyarrow` raises for damage.
 _FAILURES: Final = (
     *(ArithmeticError, LookupError, MemoryError, NotImplementedError, OSError, TypeError),
@@ -146,10 +148,9 @@ class ArrowDataSource(RowFilesSource):
 
 
 class _Mapped:
-    """The bytes of a local file, mapped into memory; see `Stored`."""
+    """The bytes of a local file, mapped into memory."""
 
     def __init__(self, path: str, pyarrow: Any) -> None:
-        self.name = shown(path)
         self._bytes = pyarrow.py_buffer(b"")
         if len(_native.FileBytes(path)):
             with pyarrow.memory_map(path) as mapped:  # what is mapped stays so when it is closed
@@ -158,39 +159,71 @@ class _Mapped:
     def __len__(self) -> int:
         return int(self._bytes.size)
 
-    def read(self, begin: int, end: int) -> bytes:
-        return bytes(self.view(begin, end))
-
-    def read_all(self, ranges: Ranges) -> Sequence[Any]:
-        return [self.view(begin, end) for begin, end in ranges.tolist()]
-
-    def view(self, begin: int, end: int) -> Any:
-        return self._bytes.slice(begin, max(0, end - begin))
+    def read(self, ranges: Sequence[Sequence[int]]) -> Sequence[Any]:
+        return [self._bytes.slice(begin, max(0, end - begin)) for begin, end in ranges]
 
 
 class _Far:
-    """The bytes of an object in a bucket; see `Stored`."""
+    """The bytes of an object in a bucket."""
 
-    def __init__(self, path: str) -> None:
-        self.name = shown(path)
-        self._path = path
-        self._file = _native.FileBytes(path)
-        self._lock = threading.Lock()
+    def __init__(self, file: _native.FileBytes) -> None:
+        self._file = file
 
     def __len__(self) -> int:
         return len(self._file)
 
-    def read(self, begin: int, end: int) -> bytes:
-        parts, at = [], begin
-        with self._lock:
-            self._file.seek(begin)
-            while at < end and (part := self._file.read(end - at)):
-                parts.append(part)
-                at += len(part)
-        return b"".join(parts)
+    def read(self, ranges: Sequence[Sequence[int]]) -> Sequence[Any]:
+        return _native.FileBytes.read_all([self._file] * len(ranges), ranges)
 
-    def read_all(self, ranges: Ranges) -> Sequence[Any]:
-        return ranges_of([(self._path, ranges)]).read(np.arange(len(ranges)))
+
+def _indices(paths: Sequence[str]) -> Iterator[tuple[str, tuple[ArrowIndex, bytes]]]:
+    """Where the batches of each file are, and the message with its schema.
+
+    Those of objects in buckets are found side by side.
+    """
+    far = list(dict.fromkeys(path for path in paths if is_url(path)))
+    found: dict[str, tuple[ArrowIndex, bytes]] = {}
+    for begin in range(0, len(far), _SIDE_BY_SIDE):
+        found |= _indices_of_far(far[begin : begin + _SIDE_BY_SIDE])
+    for path in paths:
+        yield path, found[path] if path in found else _index_of_local(path)
+
+
+def _indices_of_far(paths: list[str]) -> dict[str, tuple[ArrowIndex, bytes]]:
+    files = dict(zip(paths, _native.FileBytes.open_all(paths), strict=True))
+
+    def read(asked: list[tuple[str, Sequence[Sequence[int]]]]) -> list[Sequence[bytes]]:
+        owners = [files[path] for path, ranges in asked for _ in ranges]
+        ranges = [each for _, ranges in asked for each in ranges]
+        data = iter(_native.FileBytes.read_all(owners, ranges))
+        return [list(itertools.islice(data, len(ranges))) for _, ranges in asked]
+
+    return _found_by_reading({path: len(file) for path, file in files.items()}, read)
+
+
+def _index_of_local(path: str) -> tuple[ArrowIndex, bytes]:
+    mapped = _Mapped(path, _pyarrow())
+    lens = {path: len(mapped)}
+    return _found_by_reading(lens, lambda asked: [mapped.read(each) for _, each in asked])[path]
+
+
+def _found_by_reading(
+    lens: dict[str, int],
+    read: Callable[[list[tuple[str, Sequence[Sequence[int]]]]], Sequence[Sequence[Any]]],
+) -> dict[str, tuple[ArrowIndex, bytes]]:
+    """What is where in files of these lengths, which are asked for what they need in turn."""
+    asking = {path: index_of(shown(path), byte_len) for path, byte_len in lens.items()}
+    asked = {path: next(each) for path, each in asking.items()}
+    found = {}
+    while asked:
+        files = list(asked.items())
+        for (path, _), data in zip(files, read(files), strict=True):
+            try:
+                asked[path] = asking[path].send(data)
+            except StopIteration as end:
+                found[path] = end.value
+                del asked[path]
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,22 +312,19 @@ class ArrowFiles:
         self._files: list[_File] = []
         self.schema: Any = None
         # Absolute, as a worker may open them from another directory.
-        for path in [absolute(path) for path in paths]:
-            stored = _opened(path)
-            index = index_of(stored)
-            message = stored.read(*index.schema.tolist())
+        for path, (index, message) in _indices([absolute(path) for path in paths]):
+            name = shown(path)
             try:
                 whole = pyarrow.ipc.read_schema(pyarrow.py_buffer(message))
             except _FAILURES as failure:
                 raise_interrupt(failure)
-                raise GrainmillError(f"{stored.name}: schema: {failure}") from None
-            schema = _read_schema(pyarrow, whole, names, stored.name)
+                raise GrainmillError(f"{name}: schema: {failure}") from None
+            schema = _read_schema(pyarrow, whole, names, name)
             if self.schema is None:
                 self._whole, self.schema = whole, schema
             elif not whole.equals(self._whole):
                 raise ValueError(
-                    f"{stored.name}: has the columns {_listed(whole)}, "
-                    f"expected {_listed(self._whole)}"
+                    f"{name}: has the columns {_listed(whole)}, expected {_listed(self._whole)}"
                 )
             self._files.append(_File(path, index, message))
         self._columns = columns_of(self._whole, names)
@@ -478,11 +508,14 @@ class ArrowFiles:
         stored = self._stored.get(place)
         if stored is None:
             file = self._files[place]
-            stored = _opened(file.path)
+            if file.is_far:
+                stored = _Far(_native.FileBytes(file.path))
+            else:
+                stored = _Mapped(file.path, _pyarrow())
             if len(stored) != file.index.byte_len:
                 raise GrainmillError(
-                    f"{stored.name}: the file has changed: it had {file.index.byte_len} bytes, and "
-                    f"now has {len(stored)}"
+                    f"{shown(file.path)}: the file has changed: it had {file.index.byte_len} "
+                    f"bytes, and now has {len(stored)}"
                 )
             self._stored[place] = stored
         return stored
@@ -500,7 +533,7 @@ class ArrowFiles:
         if self._files[place].is_far:
             return self.decoded(number, self._all_records.read_one(number))
         extent = self._files[place].index.batches[number - self._firsts[place]]
-        (data,) = self._stored_of(place).read_all(extent[None])
+        (data,) = self._stored_of(place).read([extent.tolist()])
         return self.decoded(number, data)
 
     def decoded(self, number: int, data: Any) -> _Batch:
@@ -518,7 +551,7 @@ class ArrowFiles:
                 batch = pyarrow.ipc.read_record_batch(message, self._whole)
             else:
                 needed = file.index.needed(number - int(self._firsts[place]))
-                before = self._stored_of(place).read_all(needed) if len(needed) else []
+                before = self._stored_of(place).read(needed.tolist()) if len(needed) else []
                 stream = b"".join([file.schema, *before, data])
                 options = pyarrow.ipc.IpcReadOptions(included_fields=sorted(wanted))
                 batch = pyarrow.ipc.open_stream(stream, options=options).read_next_batch()
@@ -561,10 +594,6 @@ def _pyarrow() -> Any:
             "Arrow files need the package `pyarrow`: pip install 'grainmill[parquet]'"
         ) from failure
     return pyarrow
-
-
-def _opened(path: str) -> _Mapped | _Far:
-    return _Far(path) if is_url(path) else _Mapped(path, _pyarrow())
 
 
 def _listed(schema: Any) -> str:

@@ -7,21 +7,26 @@ all of it.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from grainmill._native import GrainmillError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
-    Ranges: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+    from grainmill._sources.record_files import Ranges
+
+    Result = TypeVar("Result")
+    # It asks for the bytes of ranges, several at once, and is sent these.
+    Asking: TypeAlias = Generator[Sequence[Sequence[int]], Sequence[Any], Result]
 
 _MAGIC: Final = b"ARROW1"
 _OLD_MAGIC: Final = b"FEA1"
 # Before the length of a header, since version 0.15.
 _CONTINUATION: Final = b"\xff\xff\xff\xff"
+_PREFIX_LEN: Final = 8
 _BLOCK: Final = np.dtype([("at", "<i8"), ("header_len", "<i4"), ("_", "<i4"), ("body_len", "<i8")])
 _SCHEMA, _DICTIONARIES, _BATCH = 1, 2, 3
 _CODECS: Final = {0: "lz4", 1: "zstd"}
@@ -30,24 +35,9 @@ _BEGIN: Final = 8
 _TRAILER_LEN: Final = 10
 # What is read at once to find a header, or the footer.
 _HEAD_LEN: Final = 4 << 10
-_TAIL_LEN: Final = 64 << 10
+_TAIL_LEN: Final = 16 << 10
 # What damaged tables of flat buffers raise.
 _FAILURES: Final = (struct.error, ValueError, OverflowError)
-
-
-class Stored(Protocol):
-    """The bytes of a file."""
-
-    name: str
-
-    def __len__(self) -> int:
-        """Returns their number."""
-
-    def read(self, begin: int, end: int) -> bytes:
-        """The bytes from one offset to another."""
-
-    def read_all(self, ranges: Ranges) -> Sequence[Any]:
-        """The bytes of several ranges, which are read concurrently."""
 
 
 class ArrowIndex(NamedTuple):
@@ -88,40 +78,60 @@ class _Message(NamedTuple):
     codec: str | None
 
 
-def index_of(stored: Stored) -> ArrowIndex:
-    """Finds the record batches of a file or stream.
+class _Place(NamedTuple):
+    """A file: its name, its length, and the bytes that it begins with."""
+
+    name: str
+    byte_len: int
+    head: bytes
+
+    def read(self, begin: int, end: int) -> Asking[bytes]:
+        if end <= len(self.head):
+            return self.head[begin:end]
+        (data,) = yield [(begin, end)]
+        return bytes(data)
+
+
+def index_of(name: str, byte_len: int) -> Asking[tuple[ArrowIndex, bytes]]:
+    """Finds the record batches of a file or stream, and the message with its schema.
+
+    It yields the ranges that it needs next, and is sent their bytes: so these can be read of many
+    files at once.
 
     Raises:
-        GrainmillError: It is damaged, or neither.
+        GrainmillError: The file is damaged, or no file of Arrow.
     """
-    first = stored.read(0, min(8, len(stored)))
-    if first.startswith(_MAGIC):
-        return _of_file(stored)
-    if first.startswith(_OLD_MAGIC):
+    ends = [(0, min(_HEAD_LEN, byte_len)), (max(0, byte_len - _TAIL_LEN), byte_len)]
+    head, tail = yield ends
+    file = _Place(name, byte_len, bytes(head))
+    if file.head.startswith(_MAGIC):
+        index = yield from _of_file(file, bytes(tail))
+    elif file.head.startswith(_OLD_MAGIC):
         raise GrainmillError(
-            f"{stored.name}: a Feather file of version 1, which is not read: write it anew by "
+            f"{name}: a Feather file of version 1, which is not read: write it anew by "
             "`feather.write_feather(feather.read_table(path), path)` of `pyarrow`"
         )
-    return _of_stream(stored)
+    else:
+        index = yield from _of_stream(file)
+    return index, (yield from file.read(*index.schema.tolist()))
 
 
-def _of_file(stored: Stored) -> ArrowIndex:
-    byte_len = len(stored)
-    tail = stored.read(max(0, byte_len - _TAIL_LEN), byte_len)
+def _of_file(file: _Place, tail: bytes) -> Asking[ArrowIndex]:
+    byte_len = file.byte_len
     if byte_len < _BEGIN + _TRAILER_LEN or not tail.endswith(_MAGIC):
-        raise _damaged(stored, "end", "is not `ARROW1`: the file was cut off, or not closed")
+        raise _damaged(file, "end", "is not `ARROW1`: the file was cut off, or not closed")
     footer_len = int.from_bytes(tail[-_TRAILER_LEN : -len(_MAGIC)], "little", signed=True)
     end = byte_len - _TRAILER_LEN - footer_len
     if footer_len <= 0 or end < _BEGIN:
-        raise _damaged(stored, "footer", f"has {footer_len} bytes of {byte_len}")
+        raise _damaged(file, "footer", f"has {footer_len} bytes of {byte_len}")
     footer = tail[:-_TRAILER_LEN][-footer_len:]
     if len(footer) < footer_len:
-        footer = stored.read(end, end + footer_len)
+        footer = yield from file.read(end, end + footer_len)
     try:
         table = _indirect(footer, 0)
         dictionaries, batches = (_blocks(footer, table, number) for number in (2, 3))
     except _FAILURES as failure:
-        raise _damaged(stored, "footer", failure) from None
+        raise _damaged(file, "footer", failure) from None
     headers = []
     for kind, blocks in (("dictionary", dictionaries), ("record batch", batches)):
         begins, lens = blocks["at"], blocks["header_len"].astype(np.int64)
@@ -130,48 +140,48 @@ def _of_file(stored: Stored) -> ArrowIndex:
         bad |= rest < blocks["body_len"]
         if bad.any():
             place = f"footer, {kind} {int(bad.argmax())}"
-            raise _damaged(stored, place, "is not within the file")
+            raise _damaged(file, place, "is not within the file")
         headers.append(np.stack([begins, begins + lens], axis=1))
-    schema, schema_end = _message_at(stored, _BEGIN, end)
+    schema, schema_end = yield from _message_at(file, _BEGIN, end)
     if schema is None or schema.kind != _SCHEMA:
-        raise _damaged(stored, f"byte {_BEGIN}", "is no schema")
+        raise _damaged(file, f"byte {_BEGIN}", "is no schema")
     messages = []
-    for number, data in enumerate(stored.read_all(headers[1])):
+    for number, data in enumerate((yield headers[1].tolist())):
         place = f"record batch {number}"
-        message = _message(stored, place, data)
+        message = _message(file, place, data)
         if message.kind != _BATCH or message.body_len != batches["body_len"][number]:
-            raise _damaged(stored, place, "is not what the footer says")
+            raise _damaged(file, place, "is not what the footer says")
         messages.append(message)
     ends = [
         each[:, 1] + blocks["body_len"]
         for each, blocks in zip(headers, (dictionaries, batches), strict=True)
     ]
     ranges = [np.stack([each[:, 0], end], axis=1) for each, end in zip(headers, ends, strict=True)]
-    return _indexed(stored, schema_end, ranges, messages, is_stream=False)
+    return _indexed(file, schema_end, ranges, messages, is_stream=False)
 
 
-def _of_stream(stored: Stored) -> ArrowIndex:
-    at, byte_len = 0, len(stored)
+def _of_stream(file: _Place) -> Asking[ArrowIndex]:
+    at, byte_len = 0, file.byte_len
     found: dict[int, list[tuple[int, int]]] = {_SCHEMA: [], _DICTIONARIES: [], _BATCH: []}
     messages = []
     while at < byte_len:
-        message, end = _message_at(stored, at, byte_len)
+        message, end = yield from _message_at(file, at, byte_len)
         if message is None:  # the mark of the end
             break
         if message.kind not in found or (message.kind == _SCHEMA) != (at == 0):
-            raise _damaged(stored, f"byte {at}", f"a message of kind {message.kind}")
+            raise _damaged(file, f"byte {at}", f"a message of kind {message.kind}")
         found[message.kind].append((at, end))
         if message.kind == _BATCH:
             messages.append(message)
         at = end
     if not found[_SCHEMA]:
-        raise _damaged(stored, "byte 0", "is no schema: this is no Arrow file or stream")
+        raise _damaged(file, "byte 0", "is no schema: this is no Arrow file or stream")
     ranges = [np.array(found[kind], np.int64).reshape(-1, 2) for kind in (_DICTIONARIES, _BATCH)]
-    return _indexed(stored, found[_SCHEMA][0][1], ranges, messages, is_stream=True)
+    return _indexed(file, found[_SCHEMA][0][1], ranges, messages, is_stream=True)
 
 
 def _indexed(
-    stored: Stored,
+    file: _Place,
     schema_end: int,
     ranges: Sequence[Ranges],
     messages: list[_Message],
@@ -180,36 +190,38 @@ def _indexed(
 ) -> ArrowIndex:
     counts = [message.num_rows for message in messages]
     if sum(counts) >= 1 << 62:
-        raise _damaged(stored, "record batches", f"have {sum(counts)} rows")
+        raise _damaged(file, "record batches", f"have {sum(counts)} rows")
     starts = np.cumsum([0, *counts], dtype=np.int64)
     codec = next((message.codec for message in messages if message.codec), None)
     schema = np.array([0 if is_stream else _BEGIN, schema_end], np.int64)
     dictionaries, batches = ranges
-    return ArrowIndex(len(stored), schema, dictionaries, batches, starts, codec, is_stream)
+    return ArrowIndex(file.byte_len, schema, dictionaries, batches, starts, codec, is_stream)
 
 
-def _message_at(stored: Stored, begin: int, limit: int) -> tuple[_Message | None, int]:
+def _message_at(file: _Place, begin: int, limit: int) -> Asking[tuple[_Message | None, int]]:
     """The message at `begin`, and where its body ends; `None` for the mark of a stream's end."""
     place = f"byte {begin}"
-    head = stored.read(begin, min(begin + _HEAD_LEN, limit))
-    prefix_len = 8 if head.startswith(_CONTINUATION) else 4
+    head = file.head[begin:limit]
+    if len(head) < _PREFIX_LEN:
+        head = yield from file.read(begin, min(begin + _HEAD_LEN, limit))
+    prefix_len = _PREFIX_LEN if head.startswith(_CONTINUATION) else 4
     if len(head) < prefix_len:
-        raise _damaged(stored, place, f"ends within {prefix_len} bytes")
+        raise _damaged(file, place, f"ends within {prefix_len} bytes")
     header_len = int.from_bytes(head[prefix_len - 4 : prefix_len], "little")
     end = begin + prefix_len + header_len
     if not header_len:
         return None, end
     if end > limit:
-        raise _damaged(stored, place, f"a header of {header_len} bytes reaches beyond the end")
+        raise _damaged(file, place, f"a header of {header_len} bytes reaches beyond the end")
     if end - begin > len(head):
-        head = stored.read(begin, end)
-    message = _message(stored, place, head[: end - begin])
+        head = yield from file.read(begin, end)
+    message = _message(file, place, head[: end - begin])
     if end + message.body_len > limit:
-        raise _damaged(stored, place, f"a body of {message.body_len} bytes reaches beyond the end")
+        raise _damaged(file, place, f"a body of {message.body_len} bytes reaches beyond the end")
     return message, end + message.body_len
 
 
-def _message(stored: Stored, place: str, head: Any) -> _Message:
+def _message(file: _Place, place: str, head: Any) -> _Message:
     """What the header of a message says, with what precedes it."""
     data = bytes(head)
     data = data[8:] if data.startswith(_CONTINUATION) else data[4:]
@@ -227,12 +239,12 @@ def _message(stored: Stored, place: str, head: Any) -> _Message:
         if min(body_len, num_rows) < 0:
             raise ValueError(f"{body_len} bytes and {num_rows} rows")
     except _FAILURES as failure:
-        raise _damaged(stored, place, f"a damaged header: {failure}") from None
+        raise _damaged(file, place, f"a damaged header: {failure}") from None
     return _Message(kind, body_len, num_rows, codec)
 
 
-def _damaged(stored: Stored, place: str, problem: object) -> GrainmillError:
-    return GrainmillError(f"{stored.name}: {place}: {problem}")
+def _damaged(file: _Place, place: str, problem: object) -> GrainmillError:
+    return GrainmillError(f"{file.name}: {place}: {problem}")
 
 
 # --- flat buffers ---------------------------------------------------------------------------------

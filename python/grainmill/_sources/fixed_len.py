@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from grainmill._interrupts import raise_interrupt
-from grainmill._native import FileBytes, GrainmillError, object_identities
+from grainmill._native import FileBytes, GrainmillError
 from grainmill._sources.paths import expand_ranges
-from grainmill._sources.record_files import RecordFilesSource, ranges_of
+from grainmill._sources.record_files import RecordFilesSource
 from grainmill._sources.suffixes import EXTENSIONS
 from grainmill._url import absolute, identified, is_url, shown
 
@@ -214,9 +214,10 @@ def _all_stored(paths: list[str], array: str | None = None) -> dict[str, _Stored
     known = {}
     far = [path for path in paths if is_url(path) and not _ends_with(path, _NPZ)]
     if len(far) > 1:
-        lens = [byte_len for byte_len, *_ in object_identities(far)]
-        heads = [np.array([[0, min(byte_len, _MAX_HEADER_LEN)]]) for byte_len in lens]
-        read = ranges_of(list(zip(far, heads, strict=True))).read(np.arange(len(far)))
+        opened = FileBytes.open_all(far)
+        lens = [len(file) for file in opened]
+        heads = [(0, min(byte_len, _MAX_HEADER_LEN)) for byte_len in lens]
+        read = FileBytes.read_all(opened, heads)
         known = dict(zip(far, zip(lens, read, strict=True), strict=True))
     return {path: _stored(path, array, known.get(path)) for path in paths}
 

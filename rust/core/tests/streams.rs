@@ -4,8 +4,8 @@
 use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::formats::FormatError;
@@ -48,7 +48,8 @@ impl Far {
             return Err(Error::Changed { path: "far".to_owned() });
         }
         let index = |at| usize::try_from(at).unwrap();
-        Ok(self.bytes[index(range.start)..index(range.end)].to_vec())
+        let bytes = self.bytes.get(index(range.start)..index(range.end));
+        bytes.map(<[u8]>::to_vec).ok_or_else(|| Error::Changed { path: "far".to_owned() })
     }
 }
 
@@ -219,6 +220,48 @@ proptest! {
         }
         drop(file);
         prop_assert_eq!(far.counters.in_flight.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn ranges_that_are_read_at_once_are_those_of_the_files(
+        lens in prop::collection::vec(0..2_000_000_usize, 1..5),
+        calls in prop::collection::vec(
+            prop::collection::vec((any::<usize>(), 0..3_000_000_u64, 0..300_000_u64), 0..8), 1..12),
+        starts_reads in any::<bool>(),
+    ) {
+        let contents: Vec<Vec<u8>> =
+            lens.iter().map(|&len| (0..len).map(|at| ((at * len) >> 5).to_le_bytes()[0]).collect()).collect();
+        let open = |bytes: &Vec<u8>| {
+            let far: Arc<dyn Storage> = Arc::new(Far::new(bytes, starts_reads));
+            let file = FileBytes::open_all(&far, vec![PathBuf::from("far")]).unwrap().remove(0);
+            Arc::new(Mutex::new(file))
+        };
+        let files: Vec<_> = contents.iter().map(open).collect();
+        let index = |at| usize::try_from(at).unwrap();
+        for call in calls {
+            let mut asked: Vec<_> = call
+                .into_iter()
+                .map(|(number, begin, len)| {
+                    let number = number % files.len();
+                    let end = lens[number] as u64;
+                    (number, begin.min(end)..end.min(begin + len))
+                })
+                .map(|(number, range)| (number, range.start..range.end.max(range.start)))
+                .collect();
+            asked.sort_by_key(|(number, range)| (*number, range.start));
+            let owned = asked.iter().map(|(number, range)| (Arc::clone(&files[*number]), range.clone()));
+            let read = FileBytes::read_all(owned.clone().collect()).unwrap();
+            prop_assert_eq!(read.len(), asked.len());
+            for ((number, range), found) in asked.iter().zip(&read) {
+                prop_assert_eq!(found, &contents[*number][index(range.start)..index(range.end)]);
+            }
+            // One that reaches beyond the end, or was never in the file.
+            let end = lens[0] as u64;
+            for beyond in [end..end + 1, u64::MAX - 1..u64::MAX] {
+                let all = owned.clone().chain([(Arc::clone(&files[0]), beyond)]).collect();
+                prop_assert!(lens[0] == 0 || FileBytes::read_all(all).is_err());
+            }
+        }
     }
 
     #[test]

@@ -457,6 +457,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_index_lists_pages_where_a_chunk_has_rows() {
+        let page = |offset, first_row| PageSpan { offset, len: 10, first_row };
+        assert!(fits(&[page(4, 0), page(14, 3)], &(4..24), 5));
+        assert!(fits(&[], &(0..100), 0));
+        assert!(!fits(&[], &(0..100), 5));
+        for wrong in [
+            [page(4, 0), page(13, 3)],
+            [page(4, 0), page(14, 0)],
+            [page(4, 0), page(14, 5)],
+            [page(4, 0), page(15, 3)],
+            [page(3, 0), page(14, 3)],
+            [page(4, 1), page(14, 3)],
+            [page(4, 0), page(u64::MAX, 3)],
+        ] {
+            assert!(!fits(&wrong, &(4..24), 5), "{wrong:?}");
+        }
+    }
+
+    #[test]
     fn a_chunk_without_known_pages_has_units_of_some_length_but_not_too_many() {
         let layout = |num_rows| Layout { chunk: 0..100, pages: None, num_rows };
         let starts = |num_rows, byte_len| units(&[(&layout(num_rows), byte_len)], num_rows, 1.0);

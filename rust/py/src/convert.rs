@@ -1,7 +1,7 @@
 //! Python bindings of what converts and verifies files.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use grainmill_core::formats::array_record::verify;
 use grainmill_core::formats::json_lines::JsonLines;
@@ -27,14 +27,36 @@ use crate::waiting::{lock, wait_for, waiting};
 
 /// The bytes of a file of any storage; what follows is read ahead once reads go on behind each other.
 #[pyclass(frozen, name = "FileBytes", module = "grainmill._native")]
-pub(crate) struct PyFileBytes(Mutex<FileBytes>);
+pub(crate) struct PyFileBytes(Arc<Mutex<FileBytes>>);
 
 #[pymethods]
 impl PyFileBytes {
     #[new]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         let storage = storage_of(std::iter::once(&path)).map_err(Raised)?;
-        Ok(Self(Mutex::new(wait_for(py, || FileBytes::open_anywhere(&*storage, &path))?)))
+        let opened = wait_for(py, || FileBytes::open_anywhere(&*storage, &path))?;
+        Ok(Self(Arc::new(Mutex::new(opened))))
+    }
+
+    /// Opens files, many at a time.
+    #[staticmethod]
+    fn open_all(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Vec<Self>> {
+        let storage = storage_of(paths.iter()).map_err(Raised)?;
+        let opened = wait_for(py, || FileBytes::open_all(&storage, paths))?;
+        Ok(opened.into_iter().map(|file| Self(Arc::new(Mutex::new(file)))).collect())
+    }
+
+    /// The bytes of ranges, each of the file at the same place of its list, many at a time.
+    #[staticmethod]
+    fn read_all<'py>(
+        py: Python<'py>,
+        files: Vec<PyRef<'py, Self>>,
+        ranges: Vec<[u64; 2]>,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let pairs = files.iter().zip(ranges);
+        let ranges = pairs.map(|(file, [begin, end])| (Arc::clone(&file.0), begin..end)).collect();
+        let read = wait_for(py, || FileBytes::read_all(ranges))?;
+        Ok(read.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
 
     /// The length of the file.

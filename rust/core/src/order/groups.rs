@@ -178,6 +178,7 @@ mod tests {
         fn the_order_is_the_one_written_out(
             lens in prop::collection::vec(0..20_u64, 1..30),
             seed in 0..1000_u32,
+            places in prop::collection::vec((0..3_i64, any::<u32>()), 0..100),
         ) {
             let len = lens.iter().sum::<u64>().cast_signed();
             prop_assume!(len > 0);
@@ -189,7 +190,12 @@ mod tests {
             let all = applied(&lens, seed, 0..3 * len);
             let mut backwards = applied(&lens, seed, (0..3 * len).rev());
             backwards.reverse();
-            prop_assert_eq!(all, backwards);
+            prop_assert_eq!(&all, &backwards);
+            let any_order: Vec<i64> =
+                places.iter().map(|&(epoch, at)| epoch * len + i64::from(at) % len).collect();
+            let found = applied(&lens, seed, any_order.iter().copied());
+            let expected = any_order.iter().map(|&at| all[usize::try_from(at).unwrap()]);
+            prop_assert_eq!(found, expected.collect::<Vec<_>>());
         }
     }
 
