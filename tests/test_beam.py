@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -58,8 +59,11 @@ def _signatures_are_read_once():
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    left_by_beam = str(tmp_path_factory.mktemp("temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", left_by_beam)
+    monkeypatch.setenv("TMPDIR", left_by_beam)
     return tmp_path
 
 
