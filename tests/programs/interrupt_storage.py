@@ -164,7 +164,6 @@ CALLS = {
     **{f"read {n}": lambda s=s, n=n: source(s, n)[3] for s, n in SOURCES.items()},
     "open many": lambda: grain.sources.ArrayRecordDataSource([f"{url}{k}" for k in range(50)]),
     "open many parquet": lambda: grain.sources.ParquetDataSource([f"{url}{k}" for k in range(50)]),
-    "open many arrow": lambda: grain.sources.ArrowDataSource([f"{url}{k}" for k in range(50)]),
     "getitems": lambda: source().__getitems__(range(0, 200, 3)),
     "getitems of parquet": lambda: source(".parquet", "ParquetDataSource").__getitems__([1, 199]),
     "map dataset": lambda: grain.MapDataset.source(source())[5],
@@ -206,6 +205,7 @@ CALLS = {
     "convert to a bucket": lambda: command(
         "convert", str(folder / "r.jsonl"), "s3://bucket/out.array_record"
     ),
+    "open many arrow": lambda: grain.sources.ArrowDataSource([f"{url}{k}" for k in range(50)]),
 }
 
 

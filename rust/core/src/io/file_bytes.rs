@@ -112,22 +112,24 @@ impl FileBytes {
     /// # Errors
     /// That of the first range that cannot be read.
     pub fn read_all(ranges: Vec<(Arc<Mutex<Self>>, Range<u64>)>) -> Result<Vec<Vec<u8>>> {
+        // A thread that reads forwards holds the lock.
+        let files: Vec<_> = ranges.iter().map(|(file, _)| Arc::clone(&lock(file).file)).collect();
         let num = ranges.len();
-        let shared = Arc::new(ranges);
+        let shared = Arc::new((files, ranges));
         let limits = Arc::clone(&shared);
         collect_parallel(
             num,
-            move |at| lock(&limits[at].0).file.latency.limit(),
+            move |at| limits.0[at].latency.limit(),
             move |at| {
-                let (file, range) = &shared[at];
+                let (files, ranges) = &*shared;
                 let is_same = |other: usize| {
-                    shared.get(other).is_some_and(|(beside, _)| Arc::ptr_eq(file, beside))
+                    files.get(other).is_some_and(|beside| Arc::ptr_eq(&files[at], beside))
                 };
-                let is_alone = !is_same(at + 1) && !is_same(at.wrapping_sub(1));
-                if is_alone {
-                    lock(file).next_range(range)
+                let (forwards, range) = &ranges[at];
+                if is_same(at + 1) || is_same(at.wrapping_sub(1)) {
+                    files[at].read(range)
                 } else {
-                    lock(file).file.clone().read(range)
+                    lock(forwards).next_range(range)
                 }
             },
         )
