@@ -166,14 +166,17 @@ class _Mapped:
 class _Far:
     """The bytes of an object in a bucket."""
 
-    def __init__(self, file: _native.FileBytes) -> None:
-        self._file = file
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._byte_len = len(_native.FileBytes(path))
 
     def __len__(self) -> int:
-        return len(self._file)
+        return self._byte_len
 
     def read(self, ranges: Sequence[Sequence[int]]) -> Sequence[Any]:
-        return _native.FileBytes.read_all([self._file] * len(ranges), ranges)
+        # Of its own: a read locks its file, and a signal handler that interrupts one may read, too.
+        file = _native.FileBytes(self._path)
+        return _native.FileBytes.read_all([file] * len(ranges), ranges)
 
 
 def _indices(paths: Sequence[str]) -> Iterator[tuple[str, tuple[ArrowIndex, bytes]]]:
@@ -508,10 +511,7 @@ class ArrowFiles:
         stored = self._stored.get(place)
         if stored is None:
             file = self._files[place]
-            if file.is_far:
-                stored = _Far(_native.FileBytes(file.path))
-            else:
-                stored = _Mapped(file.path, _pyarrow())
+            stored = _Far(file.path) if file.is_far else _Mapped(file.path, _pyarrow())
             if len(stored) != file.index.byte_len:
                 raise GrainmillError(
                     f"{shown(file.path)}: the file has changed: it had {file.index.byte_len} "
