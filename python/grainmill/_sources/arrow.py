@@ -163,36 +163,17 @@ class _Mapped:
         return [self._bytes.slice(begin, max(0, end - begin)) for begin, end in ranges]
 
 
-class _Far:
-    """The bytes of an object in a bucket."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._byte_len = len(_native.FileBytes(path))
-
-    def __len__(self) -> int:
-        return self._byte_len
-
-    def read(self, ranges: Sequence[Sequence[int]]) -> Sequence[Any]:
-        # Of its own: a read locks its file, and a signal handler that interrupts one may read, too.
-        file = _native.FileBytes(self._path)
-        return _native.FileBytes.read_all([file] * len(ranges), ranges)
-
-
-def _indices(paths: Sequence[str]) -> Iterator[tuple[str, tuple[ArrowIndex, bytes]]]:
-    """Where the batches of each file are, and the message with its schema.
-
-    Those of objects in buckets are found side by side.
-    """
+def _indices(paths: Sequence[str]) -> Iterator[tuple[str, ArrowIndex]]:
+    """What is where in each file; of objects in buckets, it is found side by side."""
     far = list(dict.fromkeys(path for path in paths if is_url(path)))
-    found: dict[str, tuple[ArrowIndex, bytes]] = {}
+    found: dict[str, ArrowIndex] = {}
     for begin in range(0, len(far), _SIDE_BY_SIDE):
         found |= _indices_of_far(far[begin : begin + _SIDE_BY_SIDE])
     for path in paths:
         yield path, found[path] if path in found else _index_of_local(path)
 
 
-def _indices_of_far(paths: list[str]) -> dict[str, tuple[ArrowIndex, bytes]]:
+def _indices_of_far(paths: list[str]) -> dict[str, ArrowIndex]:
     files = dict(zip(paths, _native.FileBytes.open_all(paths), strict=True))
 
     def read(asked: list[tuple[str, Sequence[Sequence[int]]]]) -> list[Sequence[bytes]]:
@@ -204,7 +185,7 @@ def _indices_of_far(paths: list[str]) -> dict[str, tuple[ArrowIndex, bytes]]:
     return _found_by_reading({path: len(file) for path, file in files.items()}, read)
 
 
-def _index_of_local(path: str) -> tuple[ArrowIndex, bytes]:
+def _index_of_local(path: str) -> ArrowIndex:
     mapped = _Mapped(path, _pyarrow())
     lens = {path: len(mapped)}
     return _found_by_reading(lens, lambda asked: [mapped.read(each) for _, each in asked])[path]
@@ -213,7 +194,7 @@ def _index_of_local(path: str) -> tuple[ArrowIndex, bytes]:
 def _found_by_reading(
     lens: dict[str, int],
     read: Callable[[list[tuple[str, Sequence[Sequence[int]]]]], Sequence[Sequence[Any]]],
-) -> dict[str, tuple[ArrowIndex, bytes]]:
+) -> dict[str, ArrowIndex]:
     """What is where in files of these lengths, which are asked for what they need in turn."""
     asking = {path: index_of(shown(path), byte_len) for path, byte_len in lens.items()}
     asked = {path: next(each) for path, each in asking.items()}
@@ -231,15 +212,22 @@ def _found_by_reading(
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-    """One file: its path, where its batches are, and the message with the schema."""
+    """One file: its path, and what is where in it."""
 
     path: str
     index: ArrowIndex
-    schema: bytes
 
     @property
     def is_far(self) -> bool:
         return is_url(self.path)
+
+    def check_length(self, byte_len: int) -> None:
+        """Raises `GrainmillError` if the file had another length when it was indexed."""
+        if byte_len != self.index.byte_len:
+            raise GrainmillError(
+                f"{shown(self.path)}: the file has changed: it had {self.index.byte_len} bytes, "
+                f"and now has {byte_len}"
+            )
 
     @property
     def is_plain(self) -> bool:
@@ -315,10 +303,10 @@ class ArrowFiles:
         self._files: list[_File] = []
         self.schema: Any = None
         # Absolute, as a worker may open them from another directory.
-        for path, (index, message) in _indices([absolute(path) for path in paths]):
+        for path, index in _indices([absolute(path) for path in paths]):
             name = shown(path)
             try:
-                whole = pyarrow.ipc.read_schema(pyarrow.py_buffer(message))
+                whole = pyarrow.ipc.read_schema(pyarrow.py_buffer(index.schema))
             except _FAILURES as failure:
                 raise_interrupt(failure)
                 raise GrainmillError(f"{name}: schema: {failure}") from None
@@ -329,7 +317,7 @@ class ArrowFiles:
                 raise ValueError(
                     f"{name}: has the columns {_listed(whole)}, expected {_listed(self._whole)}"
                 )
-            self._files.append(_File(path, index, message))
+            self._files.append(_File(path, index))
         self._columns = columns_of(self._whole, names)
         # What files in buckets are now, so that another version is noticed, in workers, too.
         self._infos: Infos | None = None
@@ -344,7 +332,7 @@ class ArrowFiles:
         # The number of the first batch of each file, and of batches.
         self._firsts = np.cumsum([0, *(len(file.index.batches) for file in self._files)])
         self._lock = threading.Lock()
-        self._stored: dict[int, _Mapped | _Far] = {}
+        self._mapped: dict[int, _Mapped] = {}
         self._records = None
         self._kept: OrderedDict[int, _Batch] = OrderedDict()
         self._kept_bytes = 0
@@ -507,18 +495,20 @@ class ArrowFiles:
         ranges = [(file.path, file.index.batches) for file in self._files]
         return ranges_of(ranges, self._infos, lazy=lazy)
 
-    def _stored_of(self, place: int) -> _Mapped | _Far:
-        stored = self._stored.get(place)
-        if stored is None:
-            file = self._files[place]
-            stored = _Far(file.path) if file.is_far else _Mapped(file.path, _pyarrow())
-            if len(stored) != file.index.byte_len:
-                raise GrainmillError(
-                    f"{shown(file.path)}: the file has changed: it had {file.index.byte_len} "
-                    f"bytes, and now has {len(stored)}"
-                )
-            self._stored[place] = stored
-        return stored
+    def _read(self, place: int, ranges: Sequence[Sequence[int]]) -> Sequence[Any]:
+        """The bytes of ranges of a file."""
+        file = self._files[place]
+        if file.is_far:
+            # Opened anew: a read locks it, and a signal handler that interrupts one may read, too.
+            far = _native.FileBytes(file.path)
+            file.check_length(len(far))
+            return _native.FileBytes.read_all([far] * len(ranges), ranges)
+        mapped = self._mapped.get(place)
+        if mapped is None:
+            mapped = _Mapped(file.path, _pyarrow())
+            file.check_length(len(mapped))
+            self._mapped[place] = mapped
+        return mapped.read(ranges)
 
     def _batch(self, number: int) -> _Batch:
         with self._lock:
@@ -533,7 +523,7 @@ class ArrowFiles:
         if self._files[place].is_far:
             return self.decoded(number, self._all_records.read_one(number))
         extent = self._files[place].index.batches[number - self._firsts[place]]
-        (data,) = self._stored_of(place).read([extent.tolist()])
+        (data,) = self._read(place, [extent.tolist()])
         return self.decoded(number, data)
 
     def decoded(self, number: int, data: Any) -> _Batch:
@@ -551,8 +541,8 @@ class ArrowFiles:
                 batch = pyarrow.ipc.read_record_batch(message, self._whole)
             else:
                 needed = file.index.needed(number - int(self._firsts[place]))
-                before = self._stored_of(place).read(needed.tolist()) if len(needed) else []
-                stream = b"".join([file.schema, *before, data])
+                before = self._read(place, needed.tolist()) if len(needed) else []
+                stream = b"".join([file.index.schema, *before, data])
                 options = pyarrow.ipc.IpcReadOptions(included_fields=sorted(wanted))
                 batch = pyarrow.ipc.open_stream(stream, options=options).read_next_batch()
                 wanted = [sorted(wanted).index(each) for each in wanted]

@@ -45,8 +45,8 @@ class ArrowIndex(NamedTuple):
 
     Attributes:
         byte_len: The bytes of the file.
-        schema: Where the message with the schema begins and ends.
-        dictionaries: Likewise those with dictionaries, one row for each.
+        schema: The message with the schema.
+        dictionaries: Where messages with dictionaries begin and end, one row for each.
         batches: Likewise those with record batches.
         starts: The first row of each batch, and the number of rows.
         codec: What bodies are compressed by, if they are.
@@ -54,7 +54,7 @@ class ArrowIndex(NamedTuple):
     """
 
     byte_len: int
-    schema: Ranges
+    schema: bytes
     dictionaries: Ranges
     batches: Ranges
     starts: Ranges
@@ -92,8 +92,8 @@ class _Place(NamedTuple):
         return bytes(data)
 
 
-def index_of(name: str, byte_len: int) -> Asking[tuple[ArrowIndex, bytes]]:
-    """Finds the record batches of a file or stream, and the message with its schema.
+def index_of(name: str, byte_len: int) -> Asking[ArrowIndex]:
+    """Finds the schema and the record batches of a file or stream.
 
     It yields the ranges that it needs next, and is sent their bytes: so these can be read of many
     files at once.
@@ -105,15 +105,13 @@ def index_of(name: str, byte_len: int) -> Asking[tuple[ArrowIndex, bytes]]:
     head, tail = yield ends
     file = _Place(name, byte_len, bytes(head))
     if file.head.startswith(_MAGIC):
-        index = yield from _of_file(file, bytes(tail))
-    elif file.head.startswith(_OLD_MAGIC):
+        return (yield from _of_file(file, bytes(tail)))
+    if file.head.startswith(_OLD_MAGIC):
         raise GrainmillError(
             f"{name}: a Feather file of version 1, which is not read: write it anew by "
             "`feather.write_feather(feather.read_table(path), path)` of `pyarrow`"
         )
-    else:
-        index = yield from _of_stream(file)
-    return index, (yield from file.read(*index.schema.tolist()))
+    return (yield from _of_stream(file))
 
 
 def _of_file(file: _Place, tail: bytes) -> Asking[ArrowIndex]:
@@ -142,8 +140,8 @@ def _of_file(file: _Place, tail: bytes) -> Asking[ArrowIndex]:
             place = f"footer, {kind} {int(bad.argmax())}"
             raise _damaged(file, place, "is not within the file")
         headers.append(np.stack([begins, begins + lens], axis=1))
-    schema, schema_end = yield from _message_at(file, _BEGIN, end)
-    if schema is None or schema.kind != _SCHEMA:
+    first, schema_end = yield from _message_at(file, _BEGIN, end)
+    if first is None or first.kind != _SCHEMA:
         raise _damaged(file, f"byte {_BEGIN}", "is no schema")
     messages = []
     for number, data in enumerate((yield headers[1].tolist())):
@@ -157,7 +155,8 @@ def _of_file(file: _Place, tail: bytes) -> Asking[ArrowIndex]:
         for each, blocks in zip(headers, (dictionaries, batches), strict=True)
     ]
     ranges = [np.stack([each[:, 0], end], axis=1) for each, end in zip(headers, ends, strict=True)]
-    return _indexed(file, schema_end, ranges, messages, is_stream=False)
+    schema = yield from file.read(_BEGIN, schema_end)
+    return _indexed(file, schema, ranges, messages, is_stream=False)
 
 
 def _of_stream(file: _Place) -> Asking[ArrowIndex]:
@@ -177,12 +176,13 @@ def _of_stream(file: _Place) -> Asking[ArrowIndex]:
     if not found[_SCHEMA]:
         raise _damaged(file, "byte 0", "is no schema: this is no Arrow file or stream")
     ranges = [np.array(found[kind], np.int64).reshape(-1, 2) for kind in (_DICTIONARIES, _BATCH)]
-    return _indexed(file, found[_SCHEMA][0][1], ranges, messages, is_stream=True)
+    schema = yield from file.read(*found[_SCHEMA][0])
+    return _indexed(file, schema, ranges, messages, is_stream=True)
 
 
 def _indexed(
     file: _Place,
-    schema_end: int,
+    schema: bytes,
     ranges: Sequence[Ranges],
     messages: list[_Message],
     *,
@@ -193,7 +193,6 @@ def _indexed(
         raise _damaged(file, "record batches", f"have {sum(counts)} rows")
     starts = np.cumsum([0, *counts], dtype=np.int64)
     codec = next((message.codec for message in messages if message.codec), None)
-    schema = np.array([0 if is_stream else _BEGIN, schema_end], np.int64)
     dictionaries, batches = ranges
     return ArrowIndex(file.byte_len, schema, dictionaries, batches, starts, codec, is_stream)
 

@@ -246,7 +246,6 @@ proptest! {
                     let end = lens[number] as u64;
                     (number, begin.min(end)..end.min(begin + len))
                 })
-                .map(|(number, range)| (number, range.start..range.end.max(range.start)))
                 .collect();
             asked.sort_by_key(|(number, range)| (*number, range.start));
             let owned = asked.iter().map(|(number, range)| (Arc::clone(&files[*number]), range.clone()));
